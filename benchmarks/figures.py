@@ -123,7 +123,11 @@ def gpu_sentence(results: Path = measure.RESULTS) -> str:
 
 
 def gpu_table(results: Path = measure.RESULTS) -> str:
-    """Return the rates that the newest `gpu-check` found on a card, as a table in Markdown."""
+    """Return the rates that the newest `gpu-check` found on a card, as tables in Markdown.
+
+    Of trainings, the last turn is shown that all of them had time for, with shares of the rate
+    without a reader.
+    """
     if not any(results.glob("gpu-check-*.json")):
         return "No GPU has run this code yet.\n"
     report = newest("gpu-check", results)
@@ -135,7 +139,18 @@ def gpu_table(results: Path = measure.RESULTS) -> str:
         cells = [_millions(rates[f"{device}, {way}"]) for device in ("gpu", "cpu")]
         lines.append(f"| {layout}, batches of {int(size):,} | {' | '.join(cells)} |")
     date, machine = report["date"][:10], measure.describe_hardware(report["hardware"])
-    return "\n".join([*lines, "", f"*{machine}, {date}: median of three turns (range).*", ""])
+    lines += ["", f"*{machine}, {date}: median of three turns (range).*", ""]
+    trained = report["parts"]["jax"]["samples/s of a DLRM"]
+    lines += [
+        "| million samples/s of a DLRM in `fit` | GPU's batches | CPU's batches | no reader |"
+    ]
+    lines += ["|---|---|---|---|"]
+    for layout in ("columns", "stacked"):
+        turns = [trained[f"{reader}, {layout}"] for reader in ("gpu", "cpu", "no reader")]
+        gpu, cpu, most = (values[min(map(len, turns)) - 1] for values in turns)
+        cells = [f"{rate / 1e6:.3g} ({rate / most:.2f})" for rate in (gpu, cpu)]
+        lines.append(f"| {layout}, batches of 65,536 | {' | '.join(cells)} | {most / 1e6:.3g} |")
+    return "\n".join([*lines, "", "*One turn (share of the rate without a reader).*", ""])
 
 
 def _millions(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Hashing: the published hash, the same for every width and device, and a table that finds keys."""
+"""Hashing: the published hash, the same for every width, and a table that finds keys."""
 
 import itertools
 import json

@@ -8,15 +8,15 @@ There are five kinds, laid out as in Arrow and cuDF, so that conversion copies n
 * `Strings`: one string a row, as UTF-8 bytes and `offsets[n + 1]`;
 * `Masked`: values of which some are null, and `valid[n]`.
 
-They nest: `Ragged` may hold `Masked` `Strings`. Arrays are NumPy's on the CPU, CuPy's on a GPU.
+They nest: `Ragged` may hold `Masked` `Strings`. Arrays are NumPy's; of what a GPU decodes, which is
+arrays and `Ragged` of them alone, they are CuPy's.
 
 Code that works on values asks no column for its kind. It takes the values apart and puts others in
 their place, by the functions of this file, which are the protocol of columns:
 
 * `flat_values`, `with_flat_values`: the values of all lists or vectors, and others in their lists;
 * `parts_of`, `with_nulls`, `missing_in`: values and which of them are valid;
-* `take`, `slice_rows`, `concat_columns`: rows;
-* `to_namespace`: the same column in other memory.
+* `take`, `slice_rows`, `concat_columns`: rows.
 """
 
 from __future__ import annotations
@@ -131,26 +131,12 @@ class Chunk(Mapping[str, Any]):
         return self.to_arrow().to_pandas()
 
 
-# Arrays, on the CPU or on a GPU.
-
-
-def array_namespace(array: Array) -> Any:
-    """Return the module (numpy or cupy) whose functions work on `array`."""
-    if isinstance(array, np.ndarray):
-        return np
-    import cupy
-
-    return cupy.get_array_module(array)
+# Arrays, and the offsets of lists.
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of NumPy or CuPy."""
-    return isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "cupy"
-
-
-def to_host(array: Array) -> np.ndarray:
-    """Return an array in the CPU's memory."""
-    return array if isinstance(array, np.ndarray) else array.get()
+    """Return whether a value is an array of NumPy."""
+    return isinstance(value, np.ndarray)
 
 
 def row_ids(offsets: Array) -> Array:
@@ -160,16 +146,16 @@ def row_ids(offsets: Array) -> Array:
         >>> row_ids(np.array([0, 2, 2, 3])).tolist()
         [0, 0, 2]
     """
-    xp = array_namespace(offsets)
-    return xp.repeat(xp.arange(len(offsets) - 1), xp.diff(offsets))
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
-def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
+def gather_rows(offsets: Array, rows: Array, library: Any = np) -> tuple[Array, Array]:
     """Return the positions of the values of some ragged rows, without a loop over rows.
 
     Args:
         offsets: int64 [n + 1], rising from 0.
         rows: int64 [m] in [0, n), in any order.
+        library: numpy, or cupy for arrays on a GPU.
 
     Returns:
         (positions int64 [sum of the rows' lengths], offsets int64 [m + 1] of the result).
@@ -179,21 +165,20 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
         >>> positions.tolist(), offsets.tolist()
         ([2, 3, 4, 0, 1], [0, 3, 5])
     """
-    xp = array_namespace(offsets)
-    starts = xp.take(offsets, rows)
-    lengths = xp.take(offsets, rows + 1) - starts
-    result = xp.zeros(len(rows) + 1, dtype=np.int64)
-    xp.cumsum(lengths, out=result[1:])
+    starts = library.take(offsets, rows)
+    lengths = library.take(offsets, rows + 1) - starts
+    result = library.zeros(len(rows) + 1, dtype=np.int64)
+    library.cumsum(lengths, out=result[1:])
     filled = lengths > 0
     if not filled.all():
         starts, lengths = starts[filled], lengths[filled]
     # Positions rise by one, except from the end of a row to the start of the next.
-    steps = xp.ones(int(result[-1]), dtype=np.int64)
+    steps = library.ones(int(result[-1]), dtype=np.int64)
     if len(starts):
         jumps = starts.copy()
         jumps[1:] -= starts[:-1] + lengths[:-1] - 1
-        steps[xp.cumsum(lengths) - lengths] = jumps
-    return xp.cumsum(steps, out=steps if xp is np else None), result
+        steps[library.cumsum(lengths) - lengths] = jumps
+    return library.cumsum(steps, out=steps if library is np else None), result
 
 
 # The kinds of column beside arrays. Each is a dataclass of arrays and of other columns.
@@ -201,11 +186,6 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
 
 class _Compound:
     """Base of the kinds that are made of several arrays."""
-
-    @property
-    def memory(self) -> Any:
-        """The array library, numpy or cupy, in whose memory lists or strings are."""
-        return array_namespace(self.offsets)  # type: ignore[attr-defined]
 
     @property
     def nbytes(self) -> int:
@@ -285,8 +265,8 @@ class Strings(_Compound):
         return self.to_arrow().to_pylist()
 
     def to_arrow(self) -> pa.LargeStringArray:
-        """Return a `pyarrow.LargeStringArray`; on the CPU, over the same memory."""
-        parts = (np.ascontiguousarray(to_host(part)) for part in (self.offsets, self.data))
+        """Return a `pyarrow.LargeStringArray` over the same memory."""
+        parts = map(np.ascontiguousarray, (self.offsets, self.data))
         return pa.LargeStringArray.from_buffers(len(self), *map(pa.py_buffer, parts))
 
     @staticmethod
@@ -338,12 +318,6 @@ def parts_of(column: Any) -> tuple[Any, Array | None]:
     return (column.values, column.valid) if isinstance(column, Masked) else (column, None)
 
 
-def memory_of(column: Any) -> Any:
-    """Return the array library, numpy or cupy, in whose memory a column is."""
-    values, _ = parts_of(column)
-    return array_namespace(values) if is_array(values) else values.memory
-
-
 def with_nulls(values: Any, valid: Array | None) -> Any:
     """Return a column of values with nulls: NaN in floating point (in place), else `Masked`."""
     if valid is None or bool(valid.all()):
@@ -357,9 +331,8 @@ def with_nulls(values: Any, valid: Array | None) -> Any:
 def missing_in(column: Any) -> Array:
     """Return bool [n], True where a column without lists has a null or a NaN."""
     values, valid = parts_of(column)
-    xp = memory_of(values)
-    missing = xp.zeros(len(values), dtype=bool) if valid is None else ~valid
-    return missing | xp.isnan(values) if is_array(values) and values.dtype.kind == "f" else missing
+    missing = np.zeros(len(values), dtype=bool) if valid is None else ~valid
+    return missing | np.isnan(values) if is_array(values) and values.dtype.kind == "f" else missing
 
 
 def column_type(column: Any) -> tuple[str, bool]:
@@ -419,10 +392,9 @@ def with_null_rows(vectors: Any, valid: Array) -> Any:
         valid: bool [n].
     """
     values, known = parts_of(vectors)
-    xp = array_namespace(values)
     if values.dtype.kind == "f":
-        return xp.where(valid[:, None], values, values.dtype.type("nan"))
-    known = xp.ones(values.shape, dtype=bool) if known is None else known
+        return np.where(valid[:, None], values, values.dtype.type("nan"))
+    known = np.ones(values.shape, dtype=bool) if known is None else known
     return Masked(values, known & valid[:, None])
 
 
@@ -436,7 +408,7 @@ def as_lists(column: Any) -> Any:
     if not is_vectors(column):
         return column
     rows, length = parts_of(column)[0].shape
-    offsets = memory_of(column).arange(rows + 1, dtype=np.int64) * length
+    offsets = np.arange(rows + 1, dtype=np.int64) * length
     return Ragged(flat_values(column), offsets)
 
 
@@ -455,8 +427,7 @@ def as_vectors(lists: Ragged, length: int, first_row: int = 0) -> Any:
         >>> as_vectors(Ragged(np.arange(4.0), np.array([0, 2, 2, 4])), 2).tolist()
         [[0.0, 1.0], [nan, nan], [2.0, 3.0]]
     """
-    xp = array_namespace(lists.offsets)
-    lengths = xp.diff(lists.offsets)
+    lengths = np.diff(lists.offsets)
     valid = lengths == length
     rows = int(valid.sum())
     wrong = ~valid & (lengths != 0)
@@ -466,12 +437,12 @@ def as_vectors(lists: Ragged, length: int, first_row: int = 0) -> Any:
             f"a list of {int(lengths[row])} values at row {first_row + row}, but all lists of this "
             f"column must have {length}. Write lists of one length, and a missing one as null."
         )
-    vectors = with_flat_values(xp.empty((rows, length), dtype=bool), lists.values)
+    vectors = with_flat_values(np.empty((rows, length), dtype=bool), lists.values)
     if rows == len(lists):
         return vectors
     if not rows:
-        return with_null_rows(xp.zeros((len(lists), length), dtype=lists.values.dtype), valid)
-    return with_null_rows(take(vectors, xp.maximum(xp.cumsum(valid) - 1, 0)), valid)
+        return with_null_rows(np.zeros((len(lists), length), dtype=lists.values.dtype), valid)
+    return with_null_rows(take(vectors, np.maximum(np.cumsum(valid) - 1, 0)), valid)
 
 
 # Values of one type as another.
@@ -501,7 +472,6 @@ def converted(column: Any, kind: tuple[str, bool]) -> Any:
     values, valid = parts_of(flat)
     if not is_array(values) or values.dtype == dtype:
         return column
-    xp = array_namespace(values)
     used = values if valid is None else values[valid]
     if values.dtype.kind + np.dtype(dtype).kind in ("ii", "iu", "ui", "uu"):
         limits = np.iinfo(dtype)
@@ -510,7 +480,7 @@ def converted(column: Any, kind: tuple[str, bool]) -> Any:
     with np.errstate(over="ignore", invalid="ignore"):
         made = values.astype(dtype)
         if values.dtype.kind == "f":
-            wrong = xp.isinf(made) & ~xp.isinf(values)
+            wrong = np.isinf(made) & ~np.isinf(values)
         else:  # compared as integers, so that not-a-time equals itself
             back, bits = made.astype(values.dtype), f"i{values.itemsize}"
             wrong = back.view(bits) != values.view(bits)
@@ -518,13 +488,13 @@ def converted(column: Any, kind: tuple[str, bool]) -> Any:
     if bool(wrong.any()):
         place = int(wrong.argmax())
         lists = as_lists(column)
-        ends = lists.offsets[1:] if isinstance(lists, Ragged) else xp.arange(1, len(values) + 1)
-        row = int(xp.searchsorted(ends, place, side="right"))
-        raise ValueError(f"{to_host(values[place : place + 1])[0]} at row {row} has no equal in it")
+        ends = lists.offsets[1:] if isinstance(lists, Ragged) else np.arange(1, len(values) + 1)
+        row = int(np.searchsorted(ends, place, side="right"))
+        raise ValueError(f"{values[place]} at row {row} has no equal in it")
     return with_flat_values(column, with_nulls(made, valid))
 
 
-# Rows, copies and memory of a column of any kind.
+# Rows and copies of a column of any kind.
 
 
 def take(column: Any, rows: Array) -> Any:
@@ -557,11 +527,6 @@ def _kind(column: Any) -> type[Any]:
     return Strings if isinstance(column, Strings) else type(column)
 
 
-def to_namespace(column: Any, xp: Any) -> Any:
-    """Return a column of any kind in the memory of the array library `xp`, numpy or cupy."""
-    return map_arrays(to_host if xp is np else xp.asarray, column)
-
-
 def concat_columns(parts: Sequence[Any]) -> Any:
     """Return several columns of one kind, concatenated; some may be `Masked`, others not.
 
@@ -570,12 +535,12 @@ def concat_columns(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    xp, valid = memory_of(parts[0]), None
+    valid = None
     masks = [getattr(part, "valid", None) for part in parts]  # of lists and of values with nulls
     if any(mask is not None for mask in masks):
         sizes = [part.shape if is_array(part) else len(part) for part in parts]
         known = zip(masks, sizes, strict=True)
-        valid = xp.concatenate([xp.ones(n, dtype=bool) if m is None else m for m, n in known])
+        valid = np.concatenate([np.ones(n, dtype=bool) if m is None else m for m, n in known])
     if any(isinstance(part, Masked) for part in parts):
         return Masked(concat_columns([parts_of(part)[0] for part in parts]), valid)
     kinds = {_kind(part) for part in parts}
@@ -583,12 +548,12 @@ def concat_columns(parts: Sequence[Any]) -> Any:
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"only columns of one kind can be concatenated, got {names}")
     if is_array(parts[0]):
-        return xp.concatenate(parts)
+        return np.concatenate(parts)
     ends = np.cumsum([0] + [int(part.offsets[-1]) for part in parts])
     shifted = [part.offsets[1:] + end for part, end in zip(parts, ends, strict=False)]
-    offsets = xp.concatenate([parts[0].offsets[:1], *shifted])
+    offsets = np.concatenate([parts[0].offsets[:1], *shifted])
     if isinstance(parts[0], Strings):
-        return Strings(xp.concatenate([part.data for part in parts]), offsets)
+        return Strings(np.concatenate([part.data for part in parts]), offsets)
     return Ragged(concat_columns([part.values for part in parts]), offsets, valid)
 
 
@@ -699,10 +664,10 @@ def column_to_arrow(column: Any) -> Any:
         length = parts_of(column)[0].shape[1]
         return pa.FixedSizeListArray.from_arrays(column_to_arrow(flat_values(column)), length)
     if isinstance(column, Ragged):
-        mask = None if column.valid is None else pa.array(~to_host(column.valid))
-        values, offsets = column_to_arrow(column.values), pa.array(to_host(column.offsets))
+        mask = None if column.valid is None else pa.array(~column.valid)
+        values, offsets = column_to_arrow(column.values), pa.array(column.offsets)
         return pa.LargeListArray.from_arrays(offsets, values, mask=mask)
     if isinstance(column, Masked):
         values = column_to_arrow(column.values)
-        return pc.if_else(pa.array(to_host(column.valid)), values, pa.scalar(None, values.type))
-    return column.to_arrow() if isinstance(column, Strings) else pa.array(to_host(column))
+        return pc.if_else(pa.array(column.valid), values, pa.scalar(None, values.type))
+    return column.to_arrow() if isinstance(column, Strings) else pa.array(column)

@@ -1,6 +1,6 @@
-"""One 64-bit hash of integers and strings on every device, and a hash table of keys.
+"""One 64-bit hash of integers and strings, and a hash table of keys.
 
-Everything is array operations, so that NumPy, CuPy and a TensorFlow graph compute the same numbers.
+Everything is array operations, so that NumPy and a TensorFlow graph compute the same numbers.
 `tests/support/hash_vectors.json` lists values with their hashes and buckets, for other
 implementations.
 """
@@ -12,40 +12,38 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.columns import Array, Strings, array_namespace, take, to_namespace
+from tutorlib.columns import Array, Strings, take
 
 GAMMA, FACTOR_1, FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 _MASK = 2**64 - 1
 _FEW_STRINGS = 16  # so few long strings are faster one after the other than word by word
-_BLOCK = 16_384  # values in a step on a CPU: 128 KiB, which fits the second-level cache
+_BLOCK = 16_384  # values in a step: 128 KiB, which fits the second-level cache
 
 
-def blocks_of(length: int, xp: Any) -> Iterable[slice]:
-    """Return slices that cover `length` values: cache-sized on a CPU, one on a GPU."""
-    step = _BLOCK if xp is np else max(1, length)
-    return (slice(start, start + step) for start in range(0, length, step))
+def blocks_of(length: int) -> Iterable[slice]:
+    """Return slices of the size of a cache that cover `length` values."""
+    return (slice(start, start + _BLOCK) for start in range(0, length, _BLOCK))
 
 
 def mix(h: Array) -> None:
     """Replace each uint64 of `h` by its splitmix64 output, in place."""
-    xp = array_namespace(h)
-    spare = xp.empty_like(h)
+    spare = np.empty_like(h)
     h += GAMMA
     for shift, factor in ((30, FACTOR_1), (27, FACTOR_2), (31, None)):
-        xp.right_shift(h, np.uint64(shift), out=spare)
+        np.right_shift(h, np.uint64(shift), out=spare)
         h ^= spare
         if factor is not None:
             h *= factor
 
 
 def hash_integers(values: Array) -> Array:
-    """Return the 64-bit hash of integers, the same on every device and for every integer width.
+    """Return the 64-bit hash of integers, the same for every integer width.
 
     The hash is the output function of the generator splitmix64. It is bijective, so that two
     integers never share a hash, and needs only additions, multiplications and shifts modulo 2**64,
-    which NumPy, CuPy and TensorFlow compute alike.
+    which NumPy and TensorFlow compute alike.
 
     Args:
         values: integers or booleans [n]; signed integers are extended to int64.
@@ -62,9 +60,8 @@ def hash_integers(values: Array) -> Array:
     Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
     OOPSLA 2014; constants of S. Vigna's splitmix64.c (variant 13 of D. Stafford).
     """
-    xp = array_namespace(values)
-    hashes = xp.empty(len(values), dtype=np.uint64)
-    for block in blocks_of(len(values), xp):
+    hashes = np.empty(len(values), dtype=np.uint64)
+    for block in blocks_of(len(values)):
         part = values[block]
         hashes[block] = part if part.dtype == np.uint64 else part.astype(np.int64).view(np.uint64)
         mix(hashes[block])
@@ -77,19 +74,17 @@ def _largest(lengths: Array) -> int:
 
 def _as_words(data: Array) -> Array:
     """Return bytes as little-endian uint64, followed by at least one word of zeros."""
-    xp = array_namespace(data)
-    padded = xp.zeros((len(data) // 8 + 2) * 8, dtype=np.uint8)
+    padded = np.zeros((len(data) // 8 + 2) * 8, dtype=np.uint8)
     padded[: len(data)] = data
     return padded.view("<u8")
 
 
 def _read_words(words: Array, starts: Array, remaining: Array) -> Array:
     """Return the 8 bytes at each byte position as uint64, zero after `remaining` >= 1 bytes."""
-    xp = array_namespace(words)
     index, shift = starts >> 3, ((starts & 7) << 3).astype(np.uint64)
     result = words[index] >> shift
     result |= (words[index + 1] << np.uint64(1)) << (np.uint64(63) - shift)
-    unused = (64 - 8 * xp.minimum(remaining, 8)).astype(np.uint64)
+    unused = (64 - 8 * np.minimum(remaining, 8)).astype(np.uint64)
     result <<= unused
     result >>= unused
     return result
@@ -110,14 +105,13 @@ def hash_strings(strings: Strings) -> Array:
         >>> [f"{int(h):016x}" for h in hash_strings(titles)]
         ['e220a8397b1dcdaf', '5e025f9ade9eaf3e', '7e6aca372b4d7912']
     """
-    xp = array_namespace(strings.offsets)
     starts = strings.offsets[:-1]
     lengths = strings.offsets[1:] - starts
     hashes = hash_integers(lengths)
-    words, rows = _as_words(strings.data), xp.arange(len(lengths))
+    words, rows = _as_words(strings.data), np.arange(len(lengths))
     for position in range(0, _largest(lengths), 8):
         rows = rows[lengths[rows] > position]
-        if xp is np and len(rows) <= _FEW_STRINGS:
+        if len(rows) <= _FEW_STRINGS:
             for row in rows:
                 rest = strings.data[starts[row] + position : starts[row] + lengths[row]]
                 hashes[row] = _hash_bytes(rest, int(hashes[row]))
@@ -164,9 +158,8 @@ def to_buckets(hashes: Array, num_buckets: int) -> Array:
 
     Source: D. Lemire, "Fast random integer generation in an interval", ACM TOMACS 29 (2019).
     """
-    xp = array_namespace(hashes)
-    buckets = xp.empty(len(hashes), dtype=np.int32)
-    for block in blocks_of(len(hashes), xp):
+    buckets = np.empty(len(hashes), dtype=np.int32)
+    for block in blocks_of(len(hashes)):
         part = hashes[block]
         part >>= np.uint64(32)
         part *= np.uint64(num_buckets)
@@ -178,11 +171,11 @@ def to_buckets(hashes: Array, num_buckets: int) -> Array:
 class KeyIndex:
     """The position of each key in a list of keys: an open-addressing hash table in two arrays.
 
-    It is built and searched with array operations only, so that it also works on a GPU. A lookup
-    takes 10 ns (few keys) to 90 ns (a million) on a CPU; memory is 32 to 56 bytes a key.
+    It is built and searched with array operations only. A lookup takes 10 ns (few keys) to 90 ns (a
+    million); memory is 32 to 56 bytes a key.
 
     Args:
-        keys: integers [n] or `Strings`, each once, in the CPU's memory.
+        keys: integers [n] or `Strings`, each once.
 
     Raises:
         ValueError: if a key appears twice.
@@ -212,23 +205,10 @@ class KeyIndex:
         stored = np.zeros(size, dtype=np.int64)
         stored[slots] = self._words(self.keys, hashes)
         self._tables = ranks, stored, self.keys
-        self._copies: dict[str, Any] = {}  # {array library of a device: tables there}
         twice = np.flatnonzero(self.find(self.keys) != np.arange(1, len(self.keys) + 1))
         if len(twice):
             key = take(self.keys, twice[:1]).tolist()[0]
             raise ValueError(f"keys must be unique, but {key!r} appears twice")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copies": {}}
-
-    def _tables_on(self, xp: Any) -> Any:
-        """Return the tables in the memory of an array library; a copy is made once and kept."""
-        if xp is np:
-            return self._tables
-        if xp.__name__ not in self._copies:
-            copies = [to_namespace(table, xp) for table in self._tables]
-            self._copies[xp.__name__] = copies
-        return self._copies[xp.__name__]
 
     @staticmethod
     def _words(keys: Any, hashes: Array) -> Array:
@@ -247,21 +227,20 @@ class KeyIndex:
         """
         length = len(wanted)
         hashes = hash_strings(wanted) if isinstance(wanted, Strings) else None
-        xp = array_namespace(wanted if hashes is None else hashes)
-        ranks, stored, keys = self._tables_on(xp)
-        found = xp.empty(length, dtype=ranks.dtype)
-        for block in blocks_of(length, xp):
+        ranks, stored, keys = self._tables
+        found = np.empty(length, dtype=ranks.dtype)
+        for block in blocks_of(length):
             part = hash_integers(wanted[block]) if hashes is None else hashes[block]
             words = self._words(wanted[block] if hashes is None else wanted, part)
             found[block] = self._probe(ranks, stored, part, words)
         if hashes is not None:
-            rows = xp.flatnonzero(found)
+            rows = np.flatnonzero(found)
             rows = rows[~_equal_strings(wanted, rows, keys, found[rows] - 1)]
             slots = (hashes[rows] & self._mask).astype(np.int64)
             found[rows] = 0
             while len(rows):  # of equal hash, but another string: the key may follow
                 here, words = ranks[slots], hashes[rows].view(np.int64)
-                hits = xp.flatnonzero((here > 0) & (stored[slots] == words))
+                hits = np.flatnonzero((here > 0) & (stored[slots] == words))
                 hits = hits[_equal_strings(wanted, rows[hits], keys, here[hits] - 1)]
                 found[rows[hits]] = here[hits]
                 more = (here > 0) & (found[rows] == 0)
@@ -271,11 +250,10 @@ class KeyIndex:
         return found
 
     def _probe(self, ranks: Array, stored: Array, hashes: Array, words: Array) -> Array:
-        xp = array_namespace(hashes)
         slots = (hashes & self._mask).astype(np.int64)
         found = ranks[slots]
         right = stored[slots] == words
-        rows = xp.flatnonzero((found > 0) & ~right)
+        rows = np.flatnonzero((found > 0) & ~right)
         found *= right
         while len(rows):
             slots[rows] = (slots[rows] + 1) & np.int64(self._mask)
@@ -288,12 +266,11 @@ class KeyIndex:
 
 def _equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Array:
     """Return bool [m]: whether a[rows_a[i]] == b[rows_b[i]]."""
-    xp = array_namespace(a.offsets)
     starts = [a.offsets[rows_a], b.offsets[rows_b]]
     lengths = a.offsets[rows_a + 1] - starts[0]
     equal = lengths == b.offsets[rows_b + 1] - starts[1]
     words = [_as_words(a.data), _as_words(b.data)]
-    rows = xp.flatnonzero(equal)
+    rows = np.flatnonzero(equal)
     for position in range(0, _largest(lengths[rows]), 8):
         rows = rows[equal[rows] & (lengths[rows] > position)]
         left, right = (

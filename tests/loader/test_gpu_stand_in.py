@@ -18,16 +18,15 @@ import tensorflow as tf
 from tests.loader.test_gpu_batches import FORMS, assert_same_batches, chunk_of, loader_of
 from tests.support import cupy_stand_in, pylibcudf_stand_in
 from tests.support.gpu import MISSING
-from tutorlib.columns import Chunk, Ragged, to_namespace
+from tutorlib.columns import Chunk, Masked
 from tutorlib.gpu import memory as gpu
 from tutorlib.gpu import tensors as bridge
-from tutorlib.gpu.decoding import _cast
 from tutorlib.keras_bridge.backend import tensorflow_maker
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import aligned_empty
-from tutorlib.ops import Categorify, Normalize
-from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, RowRange
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
-from tutorlib.workflow import Workflow, split_rows
+from tutorlib.workflow import split_rows
 
 pytestmark = pytest.mark.skipif(MISSING is None, reason="a GPU is there: see test_gpu_batches.py")
 GIB = 2**30
@@ -75,24 +74,8 @@ def test_dlpack_shares_memory_without_gaps_and_refuses_gaps(library, rows):
             make(array)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("batch_size", [1, 7, 300])
-def test_batches_are_those_of_the_cpu_and_made_before_they_are_used(rmm, form, batch_size):
-    def finished(batches):
-        for batch in batches:
-            assert not any(cupy_stand_in.exported)
-            cupy_stand_in.exported.clear()
-            yield batch
-
-    rows, settings = chunk_of(999), FORMS[form]
-    with loader_of(rows, batch_size, device="gpu", **settings) as ours:
-        assert_same_batches(finished(ours), loader_of(rows, batch_size, **settings))
-    limit = rmm.mr.LimitingResourceAdaptor.call_args.kwargs["allocation_limit"]
-    assert 0 <= 54 * GIB - limit < 256  # a tenth less than what is free
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 60])
-def test_steps_that_lag_behind_read_whole_batches(rmm, monkeypatch, batch_size):
+def test_steps_that_lag_behind_read_whole_batches(rmm, folder, monkeypatch, batch_size):
     """A loop drops a batch once its step is queued; the step reads it before a wait has ended."""
     queued, read = [], []
 
@@ -104,13 +87,13 @@ def test_steps_that_lag_behind_read_whole_batches(rmm, monkeypatch, batch_size):
         queued.clear()
 
     monkeypatch.setattr(bridge, "wait_for_gpu", do_steps)
-    for inputs, *_ in loader_of(chunk_of(999), batch_size, device="gpu"):
+    for inputs, *_ in loader_of(folder, batch_size, device="gpu"):
         array = np.asarray(inputs["row"])[:, 0]
         queued.append((array.ctypes.data, array.copy()))
         del inputs, array, _
     gc.collect()
     do_steps()
-    assert sorted(np.concatenate(read)) == [*range(999)]
+    assert sorted(np.concatenate(read)) == [*range(1000)]
     assert cupy_stand_in.freed  # not all is kept to the end
 
 
@@ -128,112 +111,57 @@ def test_memory_that_a_backend_will_take_is_not_free(rmm, monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("batch_size", [7, 300])
-def test_batches_of_files_are_those_of_the_cpu(rmm, folder, form, batch_size):
+@pytest.mark.parametrize("batch_size", [1, 7, 300])
+def test_batches_are_those_of_the_cpu_and_made_before_they_are_used(rmm, folder, form, batch_size):
+    def finished(batches):
+        for batch in batches:
+            assert not any(cupy_stand_in.exported)
+            cupy_stand_in.exported.clear()
+            yield batch
+
     with loader_of(folder, batch_size, device="gpu", **FORMS[form]) as ours:
-        assert_same_batches(ours, loader_of(folder, batch_size, **FORMS[form]))
-
-
-def test_batches_of_a_workflow_and_of_a_split_are_those_of_the_cpu(rmm, folder):
-    source = ParquetSource(folder)
-    workflow = Workflow(["id"] >> Categorify(), ["x"] >> Normalize(), ["label"]).fit(source)
-    settings = {"schema": None, "label_names": ["label"], "cat_names": ["id"], "cont_names": ["x"]}
-    train = split_rows(source, {"train": 0.7, "valid": 0.3}, seed=1)["train"]
-    with loader_of(train, device="gpu", **settings).map(workflow) as ours:
-        assert_same_batches(ours, loader_of(train, **settings).map(workflow))
-
-
-def test_types_that_a_function_makes_of_some_rows_are_not_mixed(rmm, folder):
-    """Joined, int64 and uint64 would become float64, which rounds."""
-
-    def wide(chunk):
-        rows = chunk["row"] + 2**60
-        made = rows.astype(np.uint64) if int(rows[0]) % 200 == 2**60 % 200 else rows
-        return chunk.with_columns({"row": made})
-
-    with loader_of(folder, device="gpu", buffer_size=1000).map(wide) as ours:
-        assert_same_batches(ours, loader_of(folder, buffer_size=1000).map(wide))
-
-
-@pytest.mark.parametrize("filters", [None, [("small", ">", 20)]])
-@pytest.mark.parametrize("is_split", [False, True])
-def test_row_ranges_come_in_the_order_in_which_they_are_named(rmm, folder, filters, is_split):
-    source = ParquetSource(folder, filters, device="gpu")
-    if is_split:
-        source = split_rows(source, {"train": 0.7, "valid": 0.3}, seed=1)["train"]
-    names = [*source.column_types]
-    for order in ([0, 1, 2], [7, 0, 8, 9, 1, 2, 2], [3]):
-        for start, most in ((0, 100), (13, 57), (40, 40)):
-            stops = [min(most, source.row_groups[number].num_rows) for number in order]
-            ranges = list(map(RowRange, order, [start] * len(order), stops))
-            got, want = (s.read_ranges(ranges, names) for s in (source, source.on("cpu")))
-            assert got.names == want.names
-            for name in names:
-                column = to_namespace(got[name], np)
-                np.testing.assert_equal(column.tolist(), want[name].tolist(), err_msg=name)
+        assert_same_batches(finished(ours), loader_of(folder, batch_size, **FORMS[form]))
+    limit = rmm.mr.LimitingResourceAdaptor.call_args.kwargs["allocation_limit"]
+    assert 0 <= 54 * GIB - limit < 256  # a tenth less than what is free
 
 
 def write(path, columns, row_group_rows=10, **options):
     pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **options)
 
 
-def test_a_chunk_of_files_alike_is_one_call_and_other_files_are_read_apart(rmm, tmp_path):
-    rows = np.arange(30)
-    write(tmp_path / "a.parquet", {"x": rows})
-    write(tmp_path / "b.parquet", {"x": rows + 30})
-    write(tmp_path / "c.parquet", {"x": (rows + 60).astype(np.int32)})
-    source = ParquetSource(tmp_path, device="gpu")
-    ranges = [RowRange(number, 0, 10) for number in (5, 1, 0, 6, 7, 2)]
-    runs = source.runs(ranges, ["x"])
-    assert runs == [ranges[:3], ranges[3:5], ranges[5:]]
-    read = np.concatenate([source.read_ranges(run, ["x"])["x"].get() for run in runs])
-    assert read.tolist() == [n for k in (50, 10, 0, 60, 70, 20) for n in range(k, k + 10)]
-    a, b, c = (str(tmp_path / f"{name}.parquet") for name in "abc")
-    calls = [[(b, (2,)), (a, (1, 0))], [(c, (0, 1))], [(a, (2,))]]
-    assert pylibcudf_stand_in.calls == calls
+def loader_over(path, **settings):
+    settings = {"device": "gpu", "shuffle": False, "buffer_size": 1000, **settings}
+    return KerasSequenceLoader(path, 10, **settings)
 
 
-def test_files_that_only_libcudf_tells_apart_are_read_one_by_one(rmm, tmp_path):
-    rows = np.arange(30)
+def rows_of(loader):
+    return [int(x) for inputs, _ in loader for x in np.asarray(inputs["x"])[:, 0]]
+
+
+def test_a_chunk_is_one_call_also_of_several_files(rmm, tmp_path):
+    for number, name in enumerate("ab"):
+        write(tmp_path / f"{name}.parquet", {"x": np.arange(30) + 30 * number})
+    assert rows_of(loader_over(tmp_path, cat_names=["x"])) == [*range(60)]
+    a, b = (str(tmp_path / f"{name}.parquet") for name in "ab")
+    assert pylibcudf_stand_in.calls == [[(a, (0, 1, 2)), (b, (0, 1, 2))]]
+
+
+def test_files_that_only_libcudf_tells_apart_are_refused_with_a_remedy(rmm, tmp_path):
     price = pa.array([1] * 30).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2))
-    # That column, which nobody reads, is stored as bytes in one file, as integers in the other.
-    write(tmp_path / "a.parquet", {"x": rows, "price": price})
-    write(tmp_path / "b.parquet", {"x": rows + 30, "price": price}, store_decimal_as_integer=True)
-    source = ParquetSource(tmp_path, device="gpu")
-    (run,) = source.runs([RowRange(4, 0, 10), RowRange(0, 0, 10)], ["x"])
-    assert source.read_ranges(run, ["x"])["x"].tolist() == [*range(40, 50), *range(10)]
-    assert [len(call) for call in pylibcudf_stand_in.calls] == [2, 1, 1]
+    for name, is_integer in (("a", False), ("b", True)):  # a column that nobody reads
+        columns = {"x": np.arange(30), "price": price}
+        write(tmp_path / f"{name}.parquet", columns, store_decimal_as_integer=is_integer)
+    with pytest.raises(ParquetError, match=r"6 row groups from .*a\.parquet.* ParquetSink, or use"):
+        list(loader_over(tmp_path, cat_names=["x"]))
 
 
-@pytest.mark.parametrize("most", [0, 1, 1000])
-def test_less_memory_is_enough_for_one_row_group_after_the_other(rmm, folder, most, monkeypatch):
-    parquet = pylibcudf_stand_in.pylibcudf.io.parquet
-
+def test_too_little_memory_says_where_and_what_to_do(rmm, folder, monkeypatch):
     def exhausted(options, stream):
-        if sum(map(len, options.row_groups)) > most:
-            raise RuntimeError("CUDA error: cudaErrorMemoryAllocation out of memory")
-        return pylibcudf_stand_in.read_parquet(options, stream)
+        raise RuntimeError("CUDA error: cudaErrorMemoryAllocation out of memory")
 
-    monkeypatch.setattr(parquet, "read_parquet", exhausted)
-    ours = loader_of(folder, device="gpu", buffer_size=1000)
-    if most:
-        assert_same_batches(ours, loader_of(folder, buffer_size=1000))
-        return
+    monkeypatch.setattr(pylibcudf_stand_in.pylibcudf.io.parquet, "read_parquet", exhausted)
     with pytest.raises(MemoryError, match=r"in row group \d of .*smaller memory_budget"):
-        list(ours)
-
-
-def test_a_run_has_a_limit_of_bytes_and_of_files(rmm, tmp_path, monkeypatch):
-    for name in "abcd":
-        write(tmp_path / f"{name}.parquet", {"x": np.arange(20), "s": ["a"] * 20})
-    source = ParquetSource(tmp_path, device="gpu")
-    ranges = [RowRange(number, 0, 10) for number in range(8)]
-    assert source.runs(ranges, ["x", "s"]) == [ranges]
-    monkeypatch.setattr("tutorlib.parquet.source.RUN_FILES", 3)
-    assert source.runs(ranges, ["x", "s"]) == [ranges[:6], ranges[6:]]
-    monkeypatch.setattr("tutorlib.parquet.source.RUN_BYTES", 2 * 10 * source.row_bytes(0, ["x"]))
-    assert list(map(len, source.runs(ranges, ["x"]))) == [2, 2, 2, 2]
-    assert list(map(len, source.runs(ranges, ["x", "s"]))) == [1] * 8  # also where one is too large
+        list(loader_of(folder, device="gpu", buffer_size=1000))
 
 
 def test_a_file_that_changed_is_named_as_on_the_cpu(rmm, folder, tmp_path):
@@ -275,42 +203,77 @@ def test_neither_row_groups_nor_columns_bring_more_copies_to_the_host(rmm, tmp_p
 # ---- faults --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows_per_file", [None, 400])
 @pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
 @pytest.mark.parametrize(
     ("name", "value", "where"),
-    [("id", 97, 737), ("x64", 1e39, 737), ("tags", -1, 741), ("holes", np.inf, 12)],
+    [("id", 97, 737), ("x64", 1e39, 737), ("tags", -1, 741), ("x", np.nan, 12), ("small", None, 7)],
 )
-def test_a_fault_is_named_as_on_the_cpu(
-    rmm, name, value, where, batch_layout, rows_per_file, tmp_path
-):
+def test_a_fault_is_named_as_on_the_cpu(rmm, name, value, where, batch_layout, tmp_path):
     rows, said = chunk_of(1000), set()
-    row = where
     if name == "tags":
         rows[name].values[rows[name].offsets[where]] = value
+    elif value is None:
+        valid = np.arange(1000) != where
+        rows = rows.with_columns({name: Masked(rows[name], valid)})
     else:
         rows[name][where] = value
-        rows["weight"][2] = np.nan  # a fault of a field that is checked later
-    if rows_per_file:
-        with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
-            sink.write(rows)
-        rows, row = tmp_path / "a", where % 100
+    with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
+        sink.write(rows)
     settings = {"buffer_size": 1000, "threads": 1, "batch_layout": batch_layout}
     for device in ("cpu", "gpu"):
-        with pytest.raises(ParquetError, match=f"column '{name}': .* at row {row}\\b") as error:
-            list(loader_of(rows, device=device, **settings))
+        row = f"at row {where % 100}\\b"
+        with pytest.raises(ParquetError, match=f"column '{name}': .* {row}") as error:
+            list(loader_of(tmp_path / "a", device=device, **settings))
         said.add(str(error.value))
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.float16()], ids=str)
-def test_a_type_that_a_gpu_cannot_hold_is_refused_with_a_remedy(rmm, kind):
-    with pytest.raises(ParquetError, match=r"column 'x': a GPU cannot decode .*device='cpu'"):
-        ParquetSource(pa.table({"x": pa.array([1], kind)}), device="gpu").read(0)
+COLUMNS = {
+    "dates": pa.array([1] * 30, pa.date32()),
+    "halves": pa.array([1] * 30, pa.float16()),
+    "texts": pa.array(["a"] * 30),
+    "lists of texts": pa.array([["a"]] * 30),
+    "vectors": pa.array([[1.0, 2.0]] * 30, pa.list_(pa.float32(), 2)),
+    "a.b": pa.array([1] * 30),
+}
 
 
-def test_lists_get_the_type_that_all_files_share():
-    lists = Ragged(np.arange(4, dtype=np.int32), np.array([0, 2, 4]))
-    assert _cast(lists, pa.list_(pa.int64())).values.dtype == np.int64
-    vectors = _cast(lists, pa.list_(pa.float32(), 2))
-    assert (vectors.dtype, vectors.tolist()) == (np.float32, [[0, 1], [2, 3]])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_that_a_gpu_does_not_decode_is_refused_when_the_loader_is_made(
+    rmm, name, tmp_path
+):
+    path = tmp_path / "a.parquet"
+    write(path, {"x": np.arange(30), name: COLUMNS[name]})
+    role = {"cont_names": [name]} if name in ("halves", "vectors") else {"cat_names": [name]}
+    with pytest.raises(ValueError, match=rf"column '{name}': .*\. .*or use device='cpu'"):
+        loader_over(path, **role)
+
+
+def test_rows_that_a_gpu_does_not_decode_are_refused_when_the_loader_is_made(rmm, tmp_path):
+    path = tmp_path / "keyed" / "day=7" / "a.parquet"
+    path.parent.mkdir(parents=True)
+    write(path, {"x": np.arange(30)})
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other / "a.parquet", {"x": np.arange(30)})
+    write(other / "b.parquet", {"x": np.arange(30, dtype=np.int32)})
+    half = split_rows(ParquetSource(path), {"train": 0.5, "valid": 0.5}, seed=1)["train"]
+    part_of_row_groups = "decodes whole row groups, but of some only a part is chosen"
+    refused = [
+        (path, {"filters": [("x", ">", 5)]}, part_of_row_groups),
+        (half, {}, part_of_row_groups),
+        (ParquetSource(path).head(15), {}, part_of_row_groups),
+        (pq.read_table(path), {}, "not rows in memory"),
+        (path, {"nulls": "fill"}, "takes no nulls"),
+        (other, {}, r"b\.parquet has others than .*a\.parquet"),
+        (path.parent.parent, {"cat_names": ["day"]}, "column 'day': .* a key in the paths"),
+        (path, {"buffer_size": 9}, "row groups, but one of 10 rows .* buffer_size=10,"),
+    ]
+    for rows, settings, words in refused:
+        with pytest.raises(ValueError, match=f"{words}.*device='cpu'"):
+            loader_over(rows, **{"cat_names": ["x"], **settings})
+    loader = loader_over(path, cat_names=["x"], buffer_size=10)  # what the last error advises
+    assert rows_of(loader) == [*range(30)]
+    for asked in (lambda: loader.map(lambda chunk: chunk), loader.as_numpy):
+        with pytest.raises(ValueError, match="device='cpu'"):
+            asked()

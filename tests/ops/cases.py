@@ -1,8 +1,7 @@
 """The table of ops: every op with columns of every kind.
 
 `test_every_op.py` holds each row to the same result in memory, from files on threads, saved and
-loaded, on a device and on a cluster, and `tests/serving` in a graph. A new op needs a row here. The
-module imports nothing that a GPU's host may lack.
+loaded, and on a cluster, and `tests/serving` in a graph. A new op needs a row here.
 """
 
 import dataclasses

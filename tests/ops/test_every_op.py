@@ -1,20 +1,15 @@
-"""Each op learns and makes the same in memory, from files, on Dask, on a device, and loaded."""
-
-import sys
+"""Each op learns and makes the same in memory, from files, on Dask, and loaded."""
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tests.ops.cases import CASES, chunk, table
-from tests.support.cupy_stand_in import cupy
-from tests.support.gpu import ON_GPU
 from tests.support.ops import bits
 from tests.support.workflow_rows import same
 from tutorlib import ops
-from tutorlib.columns import Chunk, Masked, map_arrays, to_host, to_namespace
 from tutorlib.ops import LearningOp, Op
-from tutorlib.parquet import ParquetSource, files
+from tutorlib.parquet import files
 from tutorlib.workflow import Workflow
 
 EACH = pytest.mark.parametrize("name", CASES)
@@ -98,49 +93,3 @@ def test_a_cluster_learns_what_threads_learn(name, in_memory, path, cluster):
     fitted = CASES[name].fitted(path, client=cluster)
     assert learned(fitted) == learned(in_memory[name])
     assert fitted.nullable == CASES[name].fitted(path).nullable
-
-
-# On a device: a stand-in for CuPy that refuses what CuPy refuses; with `make gpu`, CuPy itself.
-
-
-@pytest.fixture(params=["stand-in", pytest.param("gpu", marks=ON_GPU)])
-def xp(request, monkeypatch):
-    """Give the array library of a device."""
-    if request.param == "gpu":
-        import cupy as real
-
-        return real
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    return cupy
-
-
-def on_device(rows, xp):
-    return Chunk({name: to_namespace(column, xp) for name, column in rows.items()})
-
-
-def assert_same_on_device(made, host, xp):
-    assert made.names == host.names
-
-    def is_there(array):
-        assert isinstance(array, xp.ndarray), f"{type(array)} is not on the device"
-        return to_host(array)
-
-    for name, column in made.items():
-        values = map_arrays(is_there, column)
-        if isinstance(column, Masked):  # what stands at a null is not defined
-            assert values.tolist() == host[name].tolist(), name
-        else:
-            assert same(Chunk({name: values}), Chunk({name: to_namespace(host[name], np)})), name
-
-
-@EACH
-def test_a_device_makes_what_the_cpu_makes(name, in_memory, xp):
-    made = in_memory[name].transform(on_device(chunk(), xp))
-    assert_same_on_device(made, in_memory[name].transform(chunk()), xp)
-
-
-@EACH
-def test_a_device_learns_what_the_cpu_learns(name, in_memory, path, xp, monkeypatch):
-    read = ParquetSource.read
-    monkeypatch.setattr(ParquetSource, "read", lambda *place: on_device(read(*place), xp))
-    assert learned(CASES[name].fitted(path, threads=2)) == learned(in_memory[name])

@@ -15,7 +15,6 @@ from tutorlib.columns import (
     Masked,
     column_from_arrow,
     column_to_arrow,
-    to_namespace,
 )
 from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder
 from tutorlib.ops.encoded import (
@@ -57,7 +56,6 @@ def test_encoded_texts_do_what_texts_do(texts, rows, end):
         assert have.tolist() == other.tolist()
         assert column_to_arrow(have).to_pylist() == column_to_arrow(other).to_pylist()
         assert len(have) == len(other)
-    assert to_namespace(column, np).tolist() == want.tolist()
 
 
 HEX_DIGITS = st.text("0123456789abcdef", min_size=8, max_size=8)

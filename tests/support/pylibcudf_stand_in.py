@@ -14,19 +14,12 @@ import types
 import numpy as np
 import pyarrow.parquet as pq
 
-from tutorlib.columns import (
-    Chunk,
-    Ragged,
-    Strings,
-    as_lists,
-    concat_columns,
-    parts_of,
-)
+from tutorlib.columns import Chunk, Ragged, parts_of
 
 pylibcudf = types.ModuleType("pylibcudf")
 calls = []  # [(path, row groups), ...] of each call of read_parquet
 NUMBERS = "INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT32 FLOAT64"
-TypeId = enum.Enum("TypeId", f"LIST STRING BOOL8 {NUMBERS}")
+TypeId = enum.Enum("TypeId", f"LIST BOOL8 {NUMBERS}")
 
 
 class Memory:
@@ -41,18 +34,12 @@ class Memory:
 
 
 class Column:
-    """A column of libcudf, of a chunk's column in the host's memory."""
+    """A column of libcudf, of the numbers or lists of a chunk in the host's memory."""
 
     def __init__(self, column):
         self._column, self._valid = parts_of(column)
-        if isinstance(column, Ragged):
-            self._valid = column.valid
 
     def type(self):
-        if isinstance(self._column, Ragged):
-            return types.SimpleNamespace(id=lambda: TypeId.LIST)
-        if isinstance(self._column, Strings):
-            return types.SimpleNamespace(id=lambda: TypeId.STRING)
         name = self._column.dtype.name.upper()
         return types.SimpleNamespace(id=lambda: TypeId["BOOL8" if name == "BOOL" else name])
 
@@ -60,21 +47,15 @@ class Column:
         return len(self._column)
 
     def data(self):
-        return Memory(self._column.data if isinstance(self._column, Strings) else self._column)
-
-    def child(self, number):
-        assert (number, self.type().id()) == (0, TypeId.STRING)
-        return Column(self._column.offsets)
+        return Memory(self._column)
 
     def list_view(self):
         values, offsets = self._column.values, self._column.offsets.astype(np.int32)
         return types.SimpleNamespace(child=lambda: Column(values), offsets=lambda: Column(offsets))
 
     def null_count(self):
-        return 0 if self._valid is None else int((~self._valid).sum())
-
-    def null_mask(self):
-        return None if self._valid is None else Memory(self._valid)
+        valid = self._column.valid if isinstance(self._column, Ragged) else self._valid
+        return 0 if valid is None else int((~valid).sum())
 
 
 class Options:
@@ -90,9 +71,7 @@ class Options:
         assert value is False
         return self
 
-    def use_arrow_schema(self, value):
-        assert value is False
-        return self
+    use_arrow_schema = use_pandas_metadata
 
     def column_names(self, names):
         self.names = names
@@ -116,19 +95,11 @@ def read_parquet(options, stream):
         for file, indices in zip(files, options.row_groups, strict=True)
         for index in indices
     ]
-    columns = []
-    for name in tables[0].column_names:
-        parts = [as_lists(Chunk.from_arrow(table)[name]) for table in tables]
-        columns.append(Column(concat_columns(parts)))
+    chunk = Chunk.concat(list(map(Chunk.from_arrow, tables)))
     return types.SimpleNamespace(
-        column_names=lambda include_children: tables[0].column_names,
-        tbl=types.SimpleNamespace(columns=lambda: columns),
+        column_names=lambda include_children: chunk.names,
+        tbl=types.SimpleNamespace(columns=lambda: list(map(Column, chunk.values()))),
     )
-
-
-def mask_to_bools(mask, start, stop, stream):
-    """Return which values are not null, as a column."""
-    return Column(mask.array[start:stop])
 
 
 pylibcudf.TypeId = TypeId
@@ -136,4 +107,3 @@ pylibcudf.io = types.SimpleNamespace(
     parquet=types.SimpleNamespace(ParquetReaderOptions=Options, read_parquet=read_parquet),
     types=types.SimpleNamespace(SourceInfo=list),
 )
-pylibcudf.transform = types.SimpleNamespace(mask_to_bools=mask_to_bools)

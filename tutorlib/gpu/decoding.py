@@ -3,241 +3,199 @@
 Written for pylibcudf 26.10. It reads the files (with KvikIO, directly into GPU memory where the
 system has GPUDirect Storage), decompresses and decodes them on the stream of the calling thread.
 Most of a call is a cost of its own (H200: 3 ms of 1 column and row group, 14 ms of 16 row groups of
-40 columns), so several row groups are read by one. Nothing is copied: the arrays are views of its
-buffers. What a GPU cannot decode to the values that Arrow gives, such as dates, is refused, never
-decoded on the CPU.
+40 columns), so the row groups of a chunk are read by one. Nothing is copied: the arrays are views
+of its buffers. A GPU decodes numbers and lists of numbers without nulls, in whole row groups;
+everything else is refused when the loader is made, or as soon as it is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.columns import (
-    Masked,
-    Ragged,
-    Strings,
-    as_vectors,
-    column_from_arrow,
-    concat_columns,
-    slice_rows,
-    take,
-    to_namespace,
-)
+from tutorlib.columns import Ragged
+from tutorlib.loader.layout import Layout
 from tutorlib.memory import LESS_MEMORY
-from tutorlib.parquet.files import ParquetError, ParquetRows, StoredRows
-from tutorlib.schema import column_type, element_type, is_number
+from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.parquet.files import ParquetRows
+from tutorlib.schema import element_type, is_list, is_number
 
-CPU = "Read it with device='cpu', or cast it in the data"
 
-
-def read_row_groups(
-    places: Sequence[tuple[StoredRows, int]],
-    fields: Sequence[pa.Field],
-    constant: pa.Table,
-    rows: slice | np.ndarray | None,
-) -> dict[str, Any]:
-    """Return columns of row groups, one after the other, as CuPy arrays and lists of them.
+def refuse_unreadable(
+    source: ParquetSource, names: Sequence[str], vectors: Collection[str]
+) -> None:
+    """Raise ValueError for rows and columns that a GPU does not decode; it says what to do.
 
     Args:
-        places: files, or rows in memory, which are copied over, each with the number of one of its
-            row groups; at least one.
-        fields: columns of the files, with the types to read them as.
-        constant: columns that are not in the files, of as many rows as are taken.
-        rows: numbers of the rows to take, among those that are stored in the row groups: a slice or
-            int64 [n]; None for all.
+        source: the files.
+        names: columns to read.
+        vectors: columns whose lists are vectors, by the schema.
+    """
+    stored, _ = source.stored(0)
+    if not isinstance(stored, ParquetRows) or not source.is_local:
+        raise ValueError(
+            "device='gpu' reads Parquet files of this machine, not rows in memory or in an object "
+            "store. Write or copy them to files here, or use device='cpu'"
+        )
+    schemas: dict[int, Any] = {}  # files share those that are equal
+    for position in range(len(source)):
+        other, _ = source.stored(position)
+        schemas.setdefault(id(other.schema), other)
+    for other in schemas.values():
+        if _types(other.schema) != _types(stored.schema):
+            raise ValueError(
+                f"device='gpu' reads files whose columns have the same types, but {other.path} has "
+                f"others than {stored.path}. Write them anew with ParquetSink, or use device='cpu'"
+            )
+    if not all(map(source.is_whole, range(len(source)))):
+        raise ValueError(
+            "device='gpu' decodes whole row groups, but of some only a part is chosen (filters, "
+            "split_rows, head). Write these rows to files of their own "
+            "(Workflow.transform_to_parquet), or use device='cpu'"
+        )
+    for name in names:
+        dtype, length = element_type(source.column_types[name][0])
+        kind, remedy = str(source.arrow_schema.field(name).type), "Cast it in the data"
+        if name not in stored.schema.names:
+            kind, remedy = "a key in the paths of the files", "Write it into the files"
+        elif length is not None or name in vectors:
+            kind, remedy = f"a vector ({kind})", "Write each of its numbers as a column"
+        elif "." in name:
+            kind, remedy = "a name with a dot", "Rename it in the data"
+        elif is_number(dtype) and dtype != "float16":
+            continue
+        elif dtype == "string":
+            remedy = "Make ids of it (Workflow.transform_to_parquet)"
+        raise ValueError(
+            f"column {name!r}: device='gpu' decodes numbers and lists of numbers, but this is "
+            f"{kind}. {remedy}, or use device='cpu'"
+        )
+
+
+def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in schema]
+
+
+def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """Return columns of whole row groups, one after the other, on the GPU.
+
+    Args:
+        source: the files, of which nothing is refused.
+        numbers: of the row groups, at least one.
+        names: columns.
+
+    Returns:
+        {name: array, `Ragged`, or None for a column with nulls}.
 
     Raises:
-        ParquetError: if a column has a type that a GPU cannot hold, or cannot be decoded, or a
-            file is in an object store; it says what to do.
+        ParquetError: if cuDF cannot decode them together; the first row group is named.
         MemoryError: if the GPU has not enough memory.
     """
     import cupy
-
-    first, index = places[0]
-    for field in fields:
-        kind, _ = element_type(column_type(field.type)[0])
-        if not (kind == "string" or is_number(kind)) or kind == "float16" or "." in field.name:
-            raise ParquetError(
-                f"{first.location(index)}, column {field.name!r}: a GPU cannot decode {field.type}"
-                f". {CPU}."
-            )
-    names = [field.name for field in fields]
-    files: list[tuple[ParquetRows, int]] = []
-    tables: list[pa.Table] = []
-    for stored, index in places:
-        if not isinstance(stored, ParquetRows):
-            tables += stored.tables(index, names, None)
-        elif stored.is_local:
-            files.append((stored, index))
-        else:
-            raise ParquetError(
-                f"{stored.path}: a GPU reads files of this machine. Copy them here, or use "
-                "device='cpu'."
-            )
-    columns: dict[str, Any] = {}
-    if tables:
-        table = pa.concat_tables(tables).cast(pa.schema(fields))
-        columns = {name: to_namespace(column_from_arrow(table[name]), cupy) for name in names}
-    elif fields:
-        columns = _columns_of(files, fields)
-    for name, column in columns.items():
-        if isinstance(rows, slice):
-            columns[name] = slice_rows(column, rows.start, rows.stop)
-        elif rows is not None:
-            columns[name] = take(column, cupy.asarray(rows))
-    for name in constant.column_names:
-        columns[name] = to_namespace(column_from_arrow(constant[name]), cupy)
-    cupy.cuda.get_current_stream().synchronize()  # another thread may use them on its own stream
-    return columns
-
-
-def _columns_of(
-    places: Sequence[tuple[ParquetRows, int]], fields: Sequence[pa.Field]
-) -> dict[str, Any]:
-    """Return all rows of columns, in one call of cuDF if it takes the files together.
-
-    What fails is read again, one row group after the other. So an error names the row group, files
-    that differ in a way that Arrow's types do not tell can be read, and less memory may be enough.
-    """
-    try:
-        return _decoded(places, fields)
-    except (ParquetError, MemoryError):
-        if len(places) == 1:
-            raise
-    parts = [_decoded([place], fields) for place in places]
-    return {name: concat_columns([part[name] for part in parts]) for name in parts[0]}
-
-
-def _decoded(
-    places: Sequence[tuple[ParquetRows, int]], fields: Sequence[pa.Field]
-) -> dict[str, Any]:
-    """Return all rows of columns by one call of cuDF; an error names the first place."""
     import pylibcudf
+    from rmm.pylibrmm.stream import Stream
 
-    names = [field.name for field in fields]
     # A file comes once for each run of its row groups: cuDF keeps the order that is given.
-    files: list[ParquetRows] = []
+    files: list[Any] = []
     row_groups: list[list[int]] = []
-    num_rows = 0
-    for stored, index in places:
+    stored: Any
+    for number in numbers:
+        stored, index = source.stored(number)
         if not files or stored is not files[-1]:
             stored.refuse_changed(index)
             files.append(stored)
             row_groups.append([])
         row_groups[-1].append(index)
-        num_rows += stored.row_counts[index]
-    place, parquet = files[0].location(row_groups[0][0]), pylibcudf.io.parquet
+    place, parquet = source.location(numbers[0]), pylibcudf.io.parquet
+    num_rows = sum(source.row_groups[number].num_rows for number in numbers)
+    stream = cupy.cuda.get_current_stream()
     try:
-        source = pylibcudf.io.types.SourceInfo([stored.file.inner for stored in files])
-        options = parquet.ParquetReaderOptions.builder(source)
+        info = pylibcudf.io.types.SourceInfo([stored.file.inner for stored in files])
+        options = parquet.ParquetReaderOptions.builder(info)
         options = options.use_pandas_metadata(False).use_arrow_schema(False)
         options = options.column_names(names).build()
         options.set_row_groups(row_groups)
-        table = parquet.read_parquet(options, _stream())
+        table = parquet.read_parquet(options, Stream(stream))
         for stored, indices in zip(files, row_groups, strict=True):
             stored.refuse_changed(indices[0])
         found = table.column_names(include_children=False)
-        columns = dict(zip(found, map(_column, table.tbl.columns()), strict=True))
-        if {len(column) for column in columns.values()} != {num_rows}:
+        decoded = dict(zip(found, table.tbl.columns(), strict=True))
+        if {column.size() for column in decoded.values()} != {num_rows}:
             raise EOFError(f"not the {num_rows} rows of the footer")
-        return {field.name: _cast(columns[field.name], field.type) for field in fields}
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        OSError,
-        EOFError,
-        MemoryError,
-    ) as error:
+        columns = {}
+        for name in names:
+            columns[name] = _column(decoded[name], source.arrow_schema.field(name).type)
+        stream.synchronize()  # another thread may use them on its own stream
+        return columns
+    except (RuntimeError, ValueError, LookupError, OSError, EOFError, MemoryError) as error:
         words = "out of memory", "MemoryAllocation"  # from CUDA, where RMM does not allocate
         if isinstance(error, MemoryError) or any(word in str(error) for word in words):
             raise MemoryError(f"{error} (in {place}). {LESS_MEMORY}") from error
         raise ParquetError(
-            f"{place}, one of the columns {names}: cuDF cannot read it "
-            f"({type(error).__name__}: {error}). With device='cpu' the error names the column; if "
-            "there is none, rewrite the file with ParquetSink."
+            f"{len(numbers)} row groups from {place} on: cuDF cannot read the columns {names} "
+            f"({type(error).__name__}: {error}). Rewrite the files with ParquetSink, or use "
+            "device='cpu'"
         ) from error
 
 
-def _cast(column: Any, kind: pa.DataType) -> Any:
-    """Return a column in the type that all files share."""
-    if isinstance(column, Masked):
-        return Masked(_cast(column.values, kind), column.valid)
-    if isinstance(column, Strings):
-        return column
-    if isinstance(column, Ragged):
-        values = _cast(column.values, kind.value_type)
-        lists = Ragged(values, column.offsets, column.valid)
-        length = element_type(column_type(kind)[0])[1]
-        return lists if length is None else as_vectors(lists, length)
-    return column.astype(kind.to_pandas_dtype(), copy=False)
+def refused(columns: Mapping[str, Any], layout: Layout) -> bool:
+    """Return whether a batch does not take a value: a null, NaN, one out of bounds, a long list.
 
-
-def _stream() -> Any:
-    """Return the current stream of this thread as an RMM stream."""
+    The smallest and largest values come to the host in one copy for all columns of a dtype.
+    """
     import cupy
-    from rmm.pylibrmm.stream import Stream
 
-    return Stream(cupy.cuda.get_current_stream())
+    bounds: dict[Any, list[tuple[float, float]]] = {}
+    ends: dict[Any, list[Any]] = {}
+
+    def note(values: Any, low: float, high: float) -> None:
+        if values.size:
+            bounds.setdefault(values.dtype, []).append((low, high))
+            ends.setdefault(values.dtype, []).extend([values.min(), values.max()])
+
+    for column in layout.columns:
+        values = columns[column.name]
+        if isinstance(values, Ragged):
+            if layout.multi_hot.max_length is not None:
+                note(cupy.diff(values.offsets), 0, layout.multi_hot.max_length)
+            values = values.values
+        if values is None or (values.dtype.kind, layout.dtypes[column.name].kind) == ("f", "i"):
+            return True
+        note(values, *layout.bounds(column))
+    for dtype, of_columns in ends.items():
+        pairs = cupy.stack(of_columns).get().reshape(-1, 2)
+        for (low, high), (least, most) in zip(bounds[dtype], pairs, strict=True):
+            if not (low <= least and most <= high):  # a NaN is within no bounds
+                return True
+    return False
 
 
-def _column(column: Any) -> Any:
-    """Return a column of pylibcudf as a column of a chunk, over the same memory."""
+def _column(column: Any, kind: pa.DataType) -> Any:
+    """Return a column of pylibcudf in the type that all files share; None if it has nulls."""
     import cupy
-    from pylibcudf import TypeId
 
-    kind, size = column.type().id(), column.size()
-    if kind == TypeId.LIST:
-        lists = column.list_view()  # in which a null list of Parquet has no values
-        return Ragged(_column(lists.child()), _offsets(lists.offsets(), size), _valid(column))
-    if kind == TypeId.STRING:
-        data, offsets = column.data(), _offsets(column.child(0) if size else None, size)
-        values: Any = Strings(_array(data, np.uint8, 0 if data is None else data.size), offsets)
-    elif kind == TypeId.BOOL8:
-        values = _array(column.data(), np.bool_, size)
-    else:
-        values = _array(column.data(), np.dtype(kind.name.lower()), size)
-    valid = _valid(column)
-    if valid is None:
-        return values
-    if isinstance(values, Strings) or values.dtype.kind != "f":
-        return Masked(values, valid)
-    return cupy.where(valid, values, values.dtype.type("nan"))
-
-
-def _valid(column: Any) -> Any:
-    """Return bool [n], False at a null; None if there is no null."""
-    from pylibcudf import transform
-
-    mask, size = column.null_mask(), column.size()
-    if mask is None or not column.null_count():
+    if column.null_count():
         return None
-    plain = transform.mask_to_bools(mask.ptr, 0, size, _stream())
-    return _array(plain.data(), np.bool_, size)
+    size = column.size()
+    if not is_list(kind):
+        return _array(column, size).astype(kind.to_pandas_dtype(), copy=False)
+    lists = column.list_view()
+    values, offsets = _column(lists.child(), kind.value_type), cupy.zeros(1, dtype=np.int64)
+    if size:
+        offsets = _array(lists.offsets(), size + 1).astype(np.int64, copy=False)
+    return None if values is None else Ragged(values, offsets)
 
 
-def _offsets(column: Any, size: int) -> Any:
-    """Return the offsets of lists or strings, int64 [size + 1]; libcudf's may be int32."""
+def _array(column: Any, size: int) -> Any:
+    """Return an array over the memory of a column of numbers, which it keeps alive."""
     import cupy
 
-    if not size:
-        return cupy.zeros(1, dtype=np.int64)
-    dtype = np.dtype(column.type().id().name.lower())
-    return _array(column.data(), dtype, size + 1).astype(np.int64, copy=False)
-
-
-def _array(memory: Any, dtype: Any, size: int) -> Any:
-    """Return an array over memory of libcudf, which it keeps alive."""
-    import cupy
-
-    dtype = np.dtype(dtype)
-    if not size:
-        return cupy.empty(0, dtype=dtype)
+    name = column.type().id().name.lower()
+    dtype, memory = np.dtype("bool" if name == "bool8" else name), column.data()
+    if memory is None or not size:
+        return cupy.zeros(size, dtype=dtype)
     unowned = cupy.cuda.UnownedMemory(memory.ptr, size * dtype.itemsize, memory, 0)
     return cupy.ndarray((size,), dtype, cupy.cuda.MemoryPointer(unowned, 0))

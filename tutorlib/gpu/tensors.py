@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tutorlib.keras_bridge.backend import eager_scope, tensorflow_maker
+from tutorlib.keras_bridge.backend import tensorflow_maker
 
 _SEES_NO_GPU = (
-    "device='gpu' makes batches that {} cannot take: it sees no GPU. Install {}, or leave "
+    "device='gpu' makes batches that {} cannot take: it sees no GPU. Install {}, or use "
     "device='cpu'."
 )
 
@@ -27,7 +27,7 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
     with it. TensorFlow and JAX refuse arrays with gaps between their rows.
 
     Raises:
-        ValueError: for a backend that has no GPU tensors or sees no GPU.
+        ValueError: for a backend other than TensorFlow and JAX, or one that sees no GPU.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -36,19 +36,16 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
         if not tf.config.list_physical_devices("GPU"):
             raise ValueError(_SEES_NO_GPU.format("TensorFlow", "tensorflow[and-cuda]"))
         return tensorflow_maker(stream=-1)
-    if backend == "torch":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ValueError(_SEES_NO_GPU.format("PyTorch", "a build of PyTorch for CUDA"))
-        return lambda array: keras.ops.convert_to_tensor(torch.from_dlpack(array))
     if backend == "jax":
         import jax
 
         if jax.default_backend() != "gpu":
             raise ValueError(_SEES_NO_GPU.format("JAX", "jax[cuda12]"))
         return jax.dlpack.from_dlpack
-    raise ValueError(f"device='gpu' needs a Keras backend with a GPU, not {backend!r}")
+    raise ValueError(
+        f"device='gpu' makes batches for Keras on TensorFlow and JAX, not on {backend!r}. Use "
+        "device='cpu'"
+    )
 
 
 _latest: list[Any] = []  # batches of the pass that ended last: steps may still work on them
@@ -86,19 +83,15 @@ def _keeping() -> Generator[None, Any]:
 def wait_for_gpu() -> None:
     """Wait until Keras's backend has done all work that was queued on the first GPU.
 
-    On TensorFlow and JAX it waits for the backend's own stream, not for the whole GPU: CUDA forbids
-    that while a thread records a CUDA graph, as XLA does for steps that it compiles.
+    It waits for the backend's own stream, not for the whole GPU: CUDA forbids that while a thread
+    records a CUDA graph, as XLA does for steps that it compiles.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
 
-        with eager_scope():  # memory may be released while a function is traced
+        with tf.init_scope():  # memory may be released while a function is traced
             tf.test.experimental.sync_devices()
-    elif backend == "torch":
-        import torch
-
-        torch.cuda.synchronize()
     elif backend == "jax":
         import jax
 

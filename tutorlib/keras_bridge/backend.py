@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,13 +67,15 @@ def unstacking_maker(make: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray]
     return to_tensorflow
 
 
-def eager_scope() -> contextlib.AbstractContextManager[None]:
-    """Return a scope in which tensors have values, even while TensorFlow traces a function."""
-    if keras.backend.backend() != "tensorflow":
-        return contextlib.nullcontext()
-    import tensorflow as tf
-
-    return tf.init_scope()
+def refuse_tracing() -> None:
+    """Raise RuntimeError while TensorFlow traces a function: a batch would be a constant in it."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and tensorflow.inside_function():
+        raise RuntimeError(
+            "a tf.function takes the batches of a loader once, while it is traced, and repeats "
+            "them in each call. Loop over the loader outside of it, or inside over "
+            "loader.to_tf_dataset()"
+        )
 
 
 def min_int_dtype_on_gpu() -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.columns import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge.backend import eager_scope, tensor_maker, unstacking_maker
+from tutorlib.columns import Ragged
+from tutorlib.keras_bridge.backend import refuse_tracing, tensor_maker, unstacking_maker
 from tutorlib.loader.chunks import ChunkWork, Gatherer, Part
 from tutorlib.loader.cursor import EpochCursor
 from tutorlib.loader.layout import Layout
@@ -49,6 +49,7 @@ class Batches(Iterator[Any]):
         self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
 
     def __next__(self) -> Any:
+        refuse_tracing()
         if self._closed:
             raise StopIteration
         batch = turn = None
@@ -162,8 +163,8 @@ class BatchMaker:
     Args:
         layout: how the columns lie in a batch.
         stopwatch: adds up rows, batches and the seconds of "convert".
-        on_gpu: whether the arrays are CuPy's.
-        as_numpy: whether batches are NumPy arrays instead of tensors.
+        library: numpy, or cupy for arrays on a GPU.
+        as_numpy: whether batches are NumPy arrays instead of tensors; not on a GPU.
     """
 
     def __init__(
@@ -171,20 +172,18 @@ class BatchMaker:
         layout: Layout,
         stopwatch: Stopwatch,
         *,
-        on_gpu: bool,
+        library: Any = np,
         as_numpy: bool = False,
     ) -> None:
-        self._layout, self._stopwatch = layout, stopwatch
-        self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
+        self._layout, self._stopwatch, self._library = layout, stopwatch, library
+        self._tensor: Callable[[Any], Any] = (lambda array: array) if as_numpy else tensor_maker()
         self._keep: Callable[[list[Any]], None] | None = None
-        if on_gpu:
+        if library is not np:
             from tutorlib.gpu.tensors import batch_keeper, gpu_tensor_maker
 
-            self._keep = batch_keeper()
-            if not as_numpy:
-                self._tensor = gpu_tensor_maker()
+            self._keep, self._tensor = batch_keeper(), gpu_tensor_maker()
         self._tensors: Callable[[Any], Sequence[Any]] = lambda a: list(map(self._tensor, a))
-        if not (as_numpy or on_gpu):
+        if not as_numpy and library is np:
             self._tensors = unstacking_maker(self._tensor)
 
     def batches(self, assembler: Assembler, most: int) -> Iterator[Any]:
@@ -202,29 +201,27 @@ class BatchMaker:
 
     def of(self, part: Part) -> list[Any]:
         """Return the batches of a part, whose tensors share its memory."""
-        with eager_scope():
-            count, layout = part.segment.batches, self._layout
-            tensors = {}
-            for field in layout.fields:  # in this order, whichever thread was the first
-                array = part.scalars[field.name]
-                rows = array[:, :, 0] if field.name in layout.weights else array
-                tensors[field.name] = self._tensors(rows)
-            weights = [tensors.pop(name) for name in layout.weights]
-            labels = {name: tensors.pop(name) for name in layout.labels}
-            inputs = _by_batch(tensors, count)
-            for name in layout.ragged:
-                for batch, one in zip(inputs, part.lists[name], strict=True):
-                    batch.update(self._list_tensors(name, one))
-            targets: Iterable[Any] = [None] * count
-            if labels:
-                targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, count)
-            return list(zip(inputs, targets, *weights, strict=True))
+        count, layout = part.segment.batches, self._layout
+        tensors = {}
+        for field in layout.fields:  # in this order, whichever thread was the first
+            array = part.scalars[field.name]
+            rows = array[:, :, 0] if field.name in layout.weights else array
+            tensors[field.name] = self._tensors(rows)
+        weights = [tensors.pop(name) for name in layout.weights]
+        labels = {name: tensors.pop(name) for name in layout.labels}
+        inputs = _by_batch(tensors, count)
+        for name in layout.ragged:
+            for batch, one in zip(inputs, part.lists[name], strict=True):
+                batch.update(self._list_tensors(name, one))
+        targets: Iterable[Any] = [None] * count
+        if labels:
+            targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, count)
+        return list(zip(inputs, targets, *weights, strict=True))
 
     def _list_tensors(self, name: str, lists: Ragged) -> dict[str, Any]:
         if self._layout.multi_hot.form == "padded":
             return {name: self._tensor(self._padded(lists))}
-        offsets = lists.offsets
-        nnzs = array_namespace(offsets).diff(offsets).astype(self._layout.min_int_dtype)
+        nnzs = (lists.offsets[1:] - lists.offsets[:-1]).astype(self._layout.min_int_dtype)
         return {
             f"{name}__nnzs": self._tensor(self._copy(nnzs[:, None])),
             f"{name}__values": self._tensor(lists.values[:, None]),
@@ -232,20 +229,20 @@ class BatchMaker:
 
     def _copy(self, array: Any) -> Any:
         """Return an aligned copy, which shares no memory with another tensor."""
-        if not isinstance(array, np.ndarray):
-            return array.copy()
-        copy = aligned_empty(array.shape, array.dtype)
+        copy = self._empty(array.shape, array.dtype)
         copy[...] = array
         return copy
 
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return (aligned_empty if self._library is np else self._library.empty)(shape, dtype)
+
     def _padded(self, lists: Ragged) -> Any:
-        xp = array_namespace(lists.offsets)
-        lengths = xp.diff(lists.offsets)
+        lengths = lists.offsets[1:] - lists.offsets[:-1]
         width = self._layout.multi_hot.max_length or max(1, int(lengths.max()))
         shape, dtype = (len(lists), width), lists.values.dtype
-        padded = aligned_empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
+        padded = self._empty(shape, dtype)
         padded[...] = PAD
-        padded[xp.arange(width) < lengths[:, None]] = lists.values
+        padded[self._library.arange(width) < lengths[:, None]] = lists.values
         return padded
 
 

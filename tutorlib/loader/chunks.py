@@ -8,8 +8,8 @@ of a row group, and small row groups.
 
 Calls into NumPy are few and long, so that threads do not fight for the interpreter lock. Columns of
 a stacked matrix become rows of it first: gathering whole rows of 26 columns is as fast as gathering
-two columns. On a GPU the arrays are CuPy's, and steps are few and large too: row groups are decoded
-together, and one task checks and gathers all columns of all of them.
+two columns. On a GPU the arrays are CuPy's, and steps are few and large too: one task decodes all
+columns of all row groups of a chunk, another checks and gathers them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ from tutorlib.columns import (
     Chunk,
     Masked,
     Ragged,
-    array_namespace,
-    column_type,
     flat_values,
     gather_rows,
     is_array,
-    to_host,
 )
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
@@ -95,31 +92,33 @@ class Part:
 
 
 class Gatherer:
-    """Makes the arrays of batches, in memory of the device where the columns are.
+    """Makes the arrays of batches, in memory of the host or of a GPU, where the columns are.
 
     Args:
         source: the files, for messages.
         layout: how the columns lie in a batch.
         pool: gives the memory of batches on a CPU.
         stopwatch: adds up the seconds of "gather".
+        library: numpy, or cupy for columns and batches on a GPU.
 
     Attributes:
-        library: numpy or cupy, of whose arrays the columns and batches are.
+        library: as given.
         list_values: of lists, about, that are gathered at a time; None for all.
     """
 
     list_values: int | None = None
 
     def __init__(
-        self, source: ParquetSource, layout: Layout, pool: BufferPool, stopwatch: Stopwatch
+        self,
+        source: ParquetSource,
+        layout: Layout,
+        pool: BufferPool,
+        stopwatch: Stopwatch,
+        library: Any = np,
     ) -> None:
         self._source, self._layout, self._pool, self._stopwatch = source, layout, pool, stopwatch
-        self.library: Any = np
-        if source.device == "gpu":
-            import cupy
-
-            self.library = cupy
-        self._step = 16 if self.library is np else 64  # rows: every batch begins aligned
+        self.library = library
+        self._step = 16 if library is np else 64  # rows: every batch begins aligned
 
     def scalars(
         self,
@@ -128,7 +127,6 @@ class Gatherer:
         total: int,
         parts: Sequence[Part],
         order: Array | None,
-        ends: Mapping[str, Any] | None = None,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch.
 
@@ -138,7 +136,6 @@ class Gatherer:
             total: rows of the chunk.
             parts: the parts of the chunk.
             order: which row comes at each place, int64 [rows]; None for the order of the pieces.
-            ends: {name: smallest and largest value} of columns of which they are known.
         """
         # The checked values of all row ranges, one after the other.
         matrix: Any = None
@@ -148,32 +145,15 @@ class Gatherer:
             with self._stopwatch.timing("gather"), errors_at(self._source, row_range):
                 for column in field.columns:
                     values, start = chunk[column.name], row_range.start
-                    known = None if ends is None else ends.get(column.name)
-                    cells.append(self._layout.cells(column, values, first_row=start, ends=known))
+                    cells.append(self._layout.cells(column, values, first_row=start))
                 if matrix is None:
                     matrix = self.empty((total, field.width), field.dtype)
                 _interleave(cells, matrix[first : first + row_range.num_rows])
             first += row_range.num_rows
         with self._stopwatch.timing("gather"):
-            self._gather_rows(field, matrix, parts, order)
+            self.gather_rows(field, matrix, parts, order)
 
-    def ends(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {name: smallest and largest value} of columns of numbers without nulls.
-
-        They come to the host in one copy for all columns of a dtype.
-        """
-        found: dict[Any, dict[str, Any]] = {}
-        for name, values in chunk.items():
-            if is_array(values) and values.size:
-                found.setdefault(values.dtype, {})[name] = [values.min(), values.max()]
-        ends: dict[str, Any] = {}
-        with self._stopwatch.timing("gather"):
-            for of_columns in found.values():
-                together = self.library.stack(list(itertools.chain(*of_columns.values())))
-                ends |= zip(of_columns, to_host(together).reshape(-1, 2), strict=True)
-        return ends
-
-    def _gather_rows(
+    def gather_rows(
         self, field: Field, matrix: Array, parts: Sequence[Part], order: Array | None
     ) -> None:
         """Put the rows of a matrix into the parts: whole batches side by side, pieces alone."""
@@ -195,7 +175,7 @@ class Gatherer:
                     padded = self.library.zeros((batches, stride), np.int64)
                     padded[:, :rows] = chosen.reshape(batches, rows)
                     chosen = padded.reshape(-1)
-                _take(matrix, chosen, out.reshape(-1, field.width))
+                self._take(matrix, chosen, out.reshape(-1, field.width))
             part.scalars[field.name] = out[:, :rows]
 
     def lists(
@@ -211,7 +191,7 @@ class Gatherer:
             with self._stopwatch.timing("gather"), errors_at(self._source, row_range):
                 checked.append(self._layout.list_cells(column, values, first_row=first_row))
         with self._stopwatch.timing("gather"):
-            self._gather_lists(column.name, self._concatenated(checked), parts, order)
+            self.gather_lists(column.name, self._concatenated(checked), parts, order)
 
     def _concatenated(self, parts: Sequence[Ragged]) -> Ragged:
         """Return lists one after the other, with values in the memory of batches."""
@@ -225,7 +205,7 @@ class Gatherer:
             first += len(part.values)
         return Ragged(values, self.library.concatenate(offsets))
 
-    def _gather_lists(
+    def gather_lists(
         self, name: str, lists: Ragged, parts: Sequence[Part], order: Array | None
     ) -> None:
         """Put the lists of a column into the parts."""
@@ -247,17 +227,16 @@ class Gatherer:
         rows = part.rows
         made = []
         if order is None:
-            ordered = lists.slice(chosen.start, chosen.stop)
-            positions, offsets = None, ordered.offsets
+            positions, offsets = None, lists.offsets[chosen.start : chosen.stop + 1]
         else:
-            positions, offsets = gather_rows(lists.offsets, order[chosen])
-        bounds = to_host(offsets[:: max(rows, 1)]).tolist()
+            positions, offsets = gather_rows(lists.offsets, order[chosen], self.library)
+        bounds = offsets[:: max(rows, 1)].tolist()
         for number, (first, last) in enumerate(itertools.pairwise(bounds)):
             values = self.empty((last - first,), lists.values.dtype)
             if positions is None:
-                values[...] = ordered.values[first:last]
+                values[...] = lists.values[first:last]
             elif last > first:
-                _take(lists.values, positions[first:last], values)
+                self._take(lists.values, positions[first:last], values)
             mine = offsets[number * rows : (number + 1) * rows + 1] - first
             made.append(Ragged(values, mine))
         return made
@@ -269,24 +248,23 @@ class Gatherer:
         for name, first in parts[0].scalars.items():
             out = self.empty((1, rows, first.shape[2]), first.dtype)
             arrays = [part.scalars[name] for part in parts]
-            array_namespace(out).concatenate(arrays, axis=1, out=out)
+            self.library.concatenate(arrays, axis=1, out=out)
             joined.scalars[name] = out
         for name in parts[0].lists:
             joined.lists[name] = [self._concatenated([part.lists[name][0] for part in parts])]
         return joined
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return memory for batches, aligned, on the device of the source."""
+        """Return memory for batches, aligned."""
         memory = self._pool if self.library is np else self.library  # RMM aligns to 256 bytes
         return memory.empty(shape, dtype)
 
-
-def _take(array: Any, rows: Any, out: Any) -> None:
-    """Write some rows of an array to `out`."""
-    if isinstance(array, np.ndarray):
-        np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
-    else:
-        array_namespace(array).take(array, rows, axis=0, out=out)
+    def _take(self, array: Array, rows: Array, out: Array) -> None:
+        """Write some rows of an array to `out`."""
+        if self.library is np:
+            np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
+        else:
+            self.library.take(array, rows, axis=0, out=out)
 
 
 def _interleave(columns: Sequence[Any], matrix: Any) -> None:
@@ -298,7 +276,7 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
     if len(columns) == 1:
         matrix[...] = columns[0].reshape(matrix.shape)
         return
-    if isinstance(matrix, np.ndarray) and all(column.ndim == 1 for column in columns):
+    if all(column.ndim == 1 for column in columns):
         # A little longer than the block, so that columns do not compete for the same cache lines.
         beside = np.empty((len(columns), min(MATRIX_ROWS, len(matrix)) + 16), matrix.dtype)
         for start in range(0, len(matrix), MATRIX_ROWS):
@@ -348,6 +326,7 @@ class ChunkReader:
         small_rows: a row group of at most so many rows is decoded in one call.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
         ledger: of the memory budget; None without one.
+        on_gpu: whether chunks are decoded and gathered by a GPU.
     """
 
     source: ParquetSource
@@ -360,10 +339,15 @@ class ChunkReader:
     small_rows: int = 0
     fills_missing: bool = False
     ledger: Ledger | None = None
+    on_gpu: bool = False
 
     def __post_init__(self) -> None:
-        ledger = self.ledger
-        self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch)
+        ledger, library = self.ledger, np
+        if self.on_gpu:
+            import cupy
+
+            library = cupy
+        self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch, library)
         if ledger is not None:  # positions take as much memory as values
             self.gatherer.list_values = LIST_VALUES
         kinds = [self.source.column_types[name] for name in self.columns]
@@ -388,18 +372,6 @@ class ChunkReader:
                 self._streams[row_group] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
-    def runs(self, plan: EpochPlan, chunk: ChunkPlan) -> list[list[RowRange]]:
-        """Return the row ranges of a chunk in runs, each of which is decoded in one call.
-
-        On a CPU a run is one range. On a GPU it is several, unless a transform takes them one by
-        one, or slices are cut of a row group that stays decoded.
-        """
-        ranges = chunk.row_ranges
-        alone = self.source.device == "cpu" or self.transform is not None
-        if alone or any(row_range.row_group in plan.sliced for row_range in ranges):
-            return [[row_range] for row_range in ranges]
-        return self.source.runs(ranges, self.columns)
-
     def reads_by_column(self, plan: EpochPlan, chunk: ChunkPlan) -> bool:
         """Return whether a task reads some columns of all row ranges, not all of some ranges.
 
@@ -407,7 +379,7 @@ class ChunkReader:
         of a row group are decoded in order, and small row groups faster in one call.
         """
         source = self.source
-        if self.transform is not None or source.device == "gpu" or not source.is_local:
+        if self.transform is not None or not source.is_local:
             return False
         for row_range in chunk.row_ranges:
             if row_range.row_group in plan.sliced or not source.is_whole(row_range.row_group):
@@ -640,14 +612,16 @@ class ChunkWork:
         self._reader, self._plan, self.chunk = reader, plan, chunk
         self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
         self._by_column = reader.reads_by_column(plan, chunk)
-        self._runs: list[list[RowRange]] = []  # row ranges that are decoded together
-        self._pieces: dict[int, Chunk] = {}  # by number of the run
+        self._pieces: dict[int, Chunk] = {}  # by number of the row range
+        self._decoded: dict[str, Any] = {}  # columns on a GPU, of whole row groups
         self._ordering = threading.Lock()
         self._picks: Array | None = None
 
     def stages(self) -> list[list[Task]]:
         """Return the tasks of each stage; a stage may begin when the one before it has ended."""
         layout, reader = self._reader.layout, self._reader
+        if reader.on_gpu:
+            return [[self._order, self._decode_on_gpu], [self._gather_on_gpu]]
         gathering: list[Task] = []
         columns: list[Field] = []
         for field in layout.fields:
@@ -664,36 +638,28 @@ class ChunkWork:
             gathering.append(functools.partial(self._gather, [], column))
         if self._by_column:
             return [[self._order, *gathering]]
-        if reader.source.device == "gpu":
-            gathering = [self._gather_joined]
-        self._runs = reader.runs(self._plan, self.chunk)
         reading: list[Task] = []
-        numbers = range(len(self._runs))
+        numbers = range(len(self.chunk.row_ranges))
         size = -(-len(numbers) // READING_TASKS)
         for first in range(0, len(numbers), size):
             reading.append(functools.partial(self._read, numbers[first : first + size]))
         return [[self._order, *reading], gathering]
 
     def _order(self) -> Array | None:
-        """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
+        """Return the order of the chunk's rows; None if they are not shuffled."""
         with self._ordering:
             if self._picks is None and self._plan.shuffle:
                 place = errors_at(self._reader.source, self.chunk.row_ranges[0])
                 with self._reader.stopwatch.timing("gather"), place:
-                    order = self._plan.order(self.chunk.index)
-                    self._picks = self._reader.gatherer.library.asarray(order)
+                    self._picks = self._plan.order(self.chunk.index)
             return self._picks
 
     def _read(self, numbers: Iterable[int]) -> None:
-        """Decode all columns of some runs of row ranges."""
-        reader, names = self._reader, self._reader.columns
+        """Decode all columns of some row ranges."""
+        reader, ranges = self._reader, self.chunk.row_ranges
         for number in numbers:
-            run = self._runs[number]
-            if len(run) == 1:
-                self._pieces[number] = reader.decoded((self.chunk, ""), run[0], names)
-            else:
-                with reader.stopwatch.timing("read"):
-                    self._pieces[number] = reader.source.read_ranges(run, names)
+            owner = self.chunk, ""
+            self._pieces[number] = reader.decoded(owner, ranges[number], reader.columns)
         reader.give_back()
 
     def _gather(self, fields: Sequence[Field], lists: Column | None = None) -> None:
@@ -722,46 +688,68 @@ class ChunkWork:
         if self._by_column:
             reader.release(owner)
 
-    def _gather_joined(self) -> None:
-        """Make the arrays of all columns on a GPU, from the rows of all row ranges joined.
+    def _decode_on_gpu(self) -> None:
+        """Decode all columns of the chunk's row groups, in one call."""
+        from tutorlib.gpu.decoding import decode
 
-        Each step on a GPU has a cost of its own, and each answer waits for what all threads have
-        queued: both come once for a column or chunk, not for a row range. If a value is refused,
-        the ranges are checked one by one, so that the error names the row group.
-        """
-        gatherer, ranges = self._reader.gatherer, self.chunk.row_ranges
-        stream = gatherer.library.cuda.get_current_stream()  # consumers have their own
-        names = [*self._reader.layout.dtypes]
-        pieces = [self._pieces.pop(number).select(names) for number in range(len(self._runs))]
-        # A function of map() may make other types of some rows: joined, they could be rounded.
-        if len({tuple(map(column_type, piece.values())) for piece in pieces}) == 1:
-            whole = Chunk.concat(pieces)
-            pieces.clear()
-            together = RowRange(ranges[0].row_group, 0, whole.num_rows)
-            with contextlib.suppress(ValueError, MemoryError):
-                self._gather_all([(together, whole)], gatherer.ends(whole))
-                stream.synchronize()
-                return
-            stop = 0
-            for row_range in ranges:
-                start, stop = stop, stop + row_range.num_rows
-                pieces.append(whole.slice(start, stop))
-        self._gather_all(list(zip(ranges, pieces, strict=True)))
-        stream.synchronize()
+        reader, groups = self._reader, [r.row_group for r in self.chunk.row_ranges]
+        try:
+            with reader.stopwatch.timing("read"):
+                self._decoded = decode(reader.source, groups, reader.columns)
+        except ParquetError:
+            self._name_fault()
+            raise
 
-    def _gather_all(
-        self, pieces: Sequence[tuple[RowRange, Chunk]], ends: Mapping[str, Any] | None = None
-    ) -> None:
-        """Make the arrays of all columns, in the order in which a CPU begins them."""
-        layout, gatherer, order = self._reader.layout, self._reader.gatherer, self._order()
-        for field in sorted(layout.fields, key=lambda field: field.width == 1):
-            gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order, ends)
-        for column in layout.ragged.values():
-            gatherer.lists(column, pieces, self.parts, order)
+    def _gather_on_gpu(self) -> None:
+        """Make the arrays of all columns in all parts, from the columns that a GPU has decoded."""
+        from tutorlib.gpu.decoding import refused
+
+        reader, columns = self._reader, self._decoded
+        layout, gatherer = reader.layout, reader.gatherer
+        place = errors_at(reader.source, self.chunk.row_ranges[0])
+        with reader.stopwatch.timing("gather"), place:
+            if refused(columns, layout):
+                self._name_fault()
+                raise ValueError("cuDF reads values that Arrow does not find. Use device='cpu'")
+            order = self._places()
+            for field in layout.fields:
+                rows = len(columns[field.columns[0].name])
+                matrix = gatherer.empty((rows, field.width), field.dtype)
+                for number, column in enumerate(field.columns):
+                    matrix[:, number] = columns[column.name]
+                gatherer.gather_rows(field, matrix, self.parts, order)
+            for name in layout.ragged:
+                lists = columns[name]
+                values = lists.values.astype(layout.dtypes[name], copy=False)
+                gatherer.gather_lists(name, Ragged(values, lists.offsets), self.parts, order)
+            gatherer.library.cuda.get_current_stream().synchronize()  # consumers have their own
+
+    def _places(self) -> Array | None:
+        """Return `_order` on the GPU, as places among all rows of the chunk's row groups."""
+        groups, order = self._reader.source.row_groups, self._order()
+        places, first = [], 0
+        for row_range in self.chunk.row_ranges:
+            places.append(np.arange(first + row_range.start, first + row_range.stop))
+            first += groups[row_range.row_group].num_rows
+        if first > self.chunk.num_rows:  # another rank has the rest of a row group
+            rows = np.concatenate(places)
+            order = rows if order is None else rows[order]
+        return None if order is None else self._reader.gatherer.library.asarray(order)
+
+    def _name_fault(self) -> None:
+        """Raise the error of a CPU for rows that a GPU refuses, if it has one: it names a place."""
+        layout, source = self._reader.layout, self._reader.source
+        for column in layout.columns:
+            check = layout.list_cells if column.multi_hot else layout.cells
+            for row_range in self.chunk.row_ranges:
+                rows = source.read(row_range.row_group, [column.name])
+                with errors_at(source, row_range):
+                    check(column, rows[column.name])
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
+        self._decoded = {}
         self._picks = None
         self._reader.release((self.chunk, ""))
         self._reader.give_back()
@@ -821,7 +809,7 @@ def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
     made = flat_values(column)
     if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
         return
-    missing = array_namespace(before).isnan(before)
+    missing = np.isnan(before)
     if missing.any():
         raise ValueError(
             f"map(): column {name!r}: the function made {made.dtype} of {int(missing.sum())} "
@@ -834,7 +822,7 @@ def _check_lengths(name: str, column: Any) -> None:
     """Raise ValueError if a column that a user's code made contradicts itself."""
     if isinstance(column, Ragged):
         offsets, count = column.offsets, len(column.values)
-        first, last = to_host(offsets[[0, -1]]).tolist()
+        first, last = offsets[[0, -1]].tolist()
         falls = offsets[1:] < offsets[:-1]
         if first != 0 or last != count or falls.any():
             falling = f", falling at row {int(falls.argmax())}" if falls.any() else ""

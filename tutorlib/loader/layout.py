@@ -13,13 +13,11 @@ from tutorlib.columns import (
     Masked,
     Ragged,
     Strings,
-    array_namespace,
     as_lists,
     as_vectors,
     flat_values,
     is_array,
     is_vectors,
-    to_host,
 )
 from tutorlib.loader.settings import PAD, MultiHot
 from tutorlib.schema import ROLES, Column, Schema, batch_dtype
@@ -55,6 +53,7 @@ class Layout:
         max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
 
     Attributes:
+        columns: columns of the schema, in the order of their roles.
         stacked: as given, and so are `multi_hot` and `min_int_dtype`.
         labels: names of the label columns.
         weights: names of the columns of sample weights, at most one.
@@ -79,6 +78,7 @@ class Layout:
         max_int_dtype: str = "int64",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
+        self.columns = columns
         self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
         self.min_int_dtype = np.dtype(min_int_dtype)
@@ -105,6 +105,15 @@ class Layout:
             self.fields.append(Field(name, dtype, tuple(chosen)))
         self.row_bytes = sum(field.dtype.itemsize * field.width for field in self.fields)
 
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs of a batch, without labels and weights."""
+        targets = {*self.labels, *self.weights}
+        names = [field.name for field in self.fields if field.name not in targets]
+        for name in self.ragged:
+            names += [f"{name}__{part}" for part in self.multi_hot.parts] or [name]
+        return names
+
     def cells(
         self,
         column: Column,
@@ -112,18 +121,16 @@ class Layout:
         *,
         first_row: int = 0,
         offsets: Any = None,
-        ends: Any = None,
     ) -> Any:
-        """Return the checked values of a column in the dtype of a batch, on the same device.
+        """Return the checked values of a column in the dtype of a batch.
 
         Args:
             column: column of the schema.
-            values: its values as they were read: an array of NumPy or CuPy, or `Masked`. A column
-                of vectors may also come as `Ragged`.
+            values: its values as they were read: an array, or `Masked`. Vectors may also come as
+                `Ragged`.
             first_row: number of the row of `values[0]`, for messages.
             offsets: where a row's values are, if it has several: int64 [n + 1] of lists, or the
                 length of vectors; None for one value a row.
-            ends: smallest and largest value of an array, on the host, if they are known.
 
         Returns:
             Array of the same length; [n, k] for vectors of k > 1 numbers.
@@ -135,7 +142,7 @@ class Layout:
         if column.length is not None and offsets is None:
             flat = _vector_values(column, values, first_row)
             length = column.length
-            cells = self.cells(column, flat, first_row=first_row, offsets=length, ends=ends)
+            cells = self.cells(column, flat, first_row=first_row, offsets=length)
             return cells if column.length == 1 else cells.reshape(-1, column.length)
         dtype = self.dtypes[column.name]
         if isinstance(values, Masked):
@@ -156,21 +163,20 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
-        low, high = self._bounds(column)
+        low, high = self.bounds(column)
         # A NaN is within no bounds.
-        if len(values) and not _within(values, low, high, ends):
+        if len(values) and not (low <= values.min() and values.max() <= high):
             if values.dtype.kind == "f":
-                present = Masked(values, ~array_namespace(values).isnan(values))
+                present = Masked(values, ~np.isnan(values))
                 values = self._without_nulls(column, present, first_row, offsets)
             outside = ~((values >= low) & (values <= high))
             if outside.any():
                 index = int(outside.argmax())
-                value = to_host(values[index : index + 1])[0]
                 row = first_row + _row(index, offsets)
-                raise ValueError(_refusal(column, dtype, value, row, low))
+                raise ValueError(_refusal(column, dtype, values[index], row, low))
         return values.astype(dtype, copy=False)
 
-    def _bounds(self, column: Column) -> tuple[float, float]:
+    def bounds(self, column: Column) -> tuple[float, float]:
         """Return the smallest and the largest value of a column that a batch takes."""
         target = self.dtypes[column.name]
         if target.kind == "f":
@@ -191,8 +197,7 @@ class Layout:
             made, dtype = values.values, self.dtypes[column.name]
             if np.can_cast(made.dtype, dtype) or (dtype.kind == "f" and made.dtype.kind != "f"):
                 made = made.astype(dtype)
-            xp = array_namespace(made)
-            return xp.where(values.valid, made, made.dtype.type(fill))
+            return np.where(values.valid, made, made.dtype.type(fill))
         row = first_row + _row(values.valid.argmin(), offsets)
         if column.role in ("label", "weight"):
             field, given = f"pc.field({column.name!r})", values.values
@@ -204,7 +209,7 @@ class Layout:
             )
         else:
             nulls = "'fill'"
-            if self._bounds(column)[0] == PAD + 1:  # which 'fill' does not reach
+            if self.bounds(column)[0] == PAD + 1:  # which 'fill' does not reach
                 nulls = f"{{{column.name!r}: 1}}"
             advice = (
                 f"pass nulls={nulls}, or map a Workflow that fills it (FillMissing; Categorify "
@@ -230,7 +235,7 @@ class Layout:
             )
         longest = self.multi_hot.max_length
         if longest is not None and len(lists):
-            lengths = array_namespace(lists.offsets).diff(lists.offsets)
+            lengths = np.diff(lists.offsets)
             if lengths.max() > longest:
                 row = int((lengths > longest).argmax())
                 raise ValueError(
@@ -296,15 +301,6 @@ def _fills(
     return dict(nulls)
 
 
-def _within(values: Any, low: float, high: float, ends: Any) -> bool:
-    """Return whether all values lie within bounds; of a GPU, both ends come in one copy."""
-    if ends is None:
-        ends = values.min(), values.max()
-        if not isinstance(values, np.ndarray):
-            ends = to_host(array_namespace(values).stack(ends))
-    return bool(low <= ends[0] and ends[1] <= high)
-
-
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
     """Return the values of all rows of a column of vectors, of which every row has `length`."""
     length = column.length
@@ -326,7 +322,7 @@ def _row(index: Any, offsets: Any) -> int:
     """Return the row of the value at `index`; `offsets` as in `Layout.cells`."""
     if offsets is None or isinstance(offsets, int):
         return int(index) // (offsets or 1)
-    return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
+    return int(np.searchsorted(offsets, int(index), side="right") - 1)
 
 
 def _refusal(column: Column, dtype: np.dtype, value: Any, row: int, low: float) -> str:

@@ -34,7 +34,7 @@ from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
-from tutorlib.memory import BufferPool, Ledger, free_at_once, memory_before
+from tutorlib.memory import BufferPool, Ledger, free_at_once, memory_before, resolve_device
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -76,9 +76,10 @@ class KerasSequenceLoader(LoaderAdapter):
             of about a million rows, fewer if rows are wide or the budget is tight.
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
-            integers are then int64. It is the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES);
-            `tutorlib/gpu/memory.py` says who takes how much of its memory. None uses the device of
-            the `ParquetSource`, or "cpu".
+            integers are then int64. It reads numbers and lists of numbers without nulls, in whole
+            row groups; docs/gpu.md says what is refused. It is the first GPU that CUDA shows
+            (CUDA_VISIBLE_DEVICES); `tutorlib/gpu/memory.py` says who takes how much of its memory.
+            None means "cpu".
         parts_per_chunk: number of partitions, at least 1, from distant parts of the data that are
             mixed in one chunk. None mixes as many row groups as a chunk holds, or slices of 8 if it
             holds fewer than 4; or 1 partition if `buffer_size` is given. The first of many chunks
@@ -117,6 +118,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     Attributes:
         source: the `ParquetSource`.
+        device: where batches are made, "cpu" or "gpu".
         schema: `Schema` of the batches.
         labelled: whether batches hold labels.
         id_names: names of the id columns.
@@ -186,15 +188,21 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
+        self.device = resolve_device(device)
+        if self.device == "gpu" and nulls != "error":
+            raise ValueError(
+                f"nulls={nulls!r}: device='gpu' takes no nulls. Fill them in the data "
+                "(Workflow.transform_to_parquet with FillMissing), or use device='cpu'"
+            )
         self._look_at_memory()
         if memory_budget is not None and filters is not None:
             free_at_once()  # counting the rows that pass decodes columns
         if not isinstance(paths_or_source, ParquetSource):
-            self.source = ParquetSource(paths_or_source, filters=filters, device=device)
+            self.source = ParquetSource(paths_or_source, filters=filters)
         elif filters is not None:
             raise ValueError("filters have no effect on a ParquetSource: pass them to the source")
         else:
-            self.source = paths_or_source if device is None else paths_or_source.on(device)
+            self.source = paths_or_source
         self._file_schema = schema_of_arguments(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name,
             id_names,
@@ -212,6 +220,13 @@ class KerasSequenceLoader(LoaderAdapter):
         columns = (column for column in self._file_schema if column.role != "id")
         batch_schema = Schema(columns, self._file_schema.left_out)
         self._set_schema(batch_schema, batch_schema.names)
+        if self.device == "gpu":
+            from tutorlib.gpu.decoding import refuse_unreadable
+            from tutorlib.gpu.tensors import gpu_tensor_maker
+
+            gpu_tensor_maker()  # refuses a backend that sees no GPU
+            vectors = [column.name for column in batch_schema if column.length is not None]
+            refuse_unreadable(self.source, self._columns, vectors)
         self._begin()
         self._any_plan()  # refuses settings for which there is no plan
 
@@ -256,11 +271,18 @@ class KerasSequenceLoader(LoaderAdapter):
             RuntimeError: if batches have been taken already, or something is mapped already.
             TypeError: if a function does not take one argument.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
-                no batch can hold; if the loader names some of its columns as features, but not all.
+                no batch can hold; if the loader names some of its columns as features, but not all;
+                with device="gpu".
 
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
         """
+        if self.device == "gpu":
+            raise ValueError(
+                "map() works on a CPU: write the transformed rows first "
+                "(Workflow.transform_to_parquet) and read these with device='gpu', or use "
+                "device='cpu'"
+            )
         if self._transform is not None or self._stopwatch.sums():
             raise RuntimeError(
                 "map() once, before the first batch is taken; chain the transformations in one "
@@ -290,7 +312,7 @@ class KerasSequenceLoader(LoaderAdapter):
             stacked=self._settings.stacked,
             nulls=self._settings.nulls,
             multi_hot=self._settings.multi_hot,
-            min_int_dtype="int32" if self.source.device == "cpu" else min_int_dtype_on_gpu(),
+            min_int_dtype="int32" if self.device == "cpu" else min_int_dtype_on_gpu(),
             max_int_dtype=max_int_dtype(),
         )
 
@@ -310,6 +332,7 @@ class KerasSequenceLoader(LoaderAdapter):
             layout,
             self._settings,
             transformed=self._transform is not None,
+            on_gpu=self.device == "gpu",
         )
 
     def _plan(self, epoch: int) -> EpochPlan:
@@ -317,8 +340,9 @@ class KerasSequenceLoader(LoaderAdapter):
         latest = self._latest
         if latest is None or latest.epoch != epoch:
             settings = self._settings
+            counts = [group.num_rows for group in self.source.row_groups]
             self._latest = latest = EpochPlan(
-                [group.num_rows for group in self.source.row_groups],
+                counts,
                 batch_size=settings.batch_size,
                 shuffle=bool(settings.shuffle),
                 seed=settings.seed,
@@ -329,6 +353,13 @@ class KerasSequenceLoader(LoaderAdapter):
                 world_size=settings.global_size or 1,
                 drop_last=bool(settings.drop_last),
             )
+            if self.device == "gpu" and latest.sliced:
+                raise ValueError(
+                    f"device='gpu' decodes whole row groups, but one of {max(counts):,} rows is "
+                    f"larger than a partition of {self._size.partition_rows:,} rows. Write the "
+                    "files with smaller ones (ParquetSink(row_group_rows=...)), give "
+                    f"buffer_size={max(counts)}, or use device='cpu'"
+                )
         return latest
 
     def _any_plan(self) -> EpochPlan:
@@ -383,7 +414,13 @@ class KerasSequenceLoader(LoaderAdapter):
             batches.close()
 
     def as_numpy(self) -> Batches:
-        """Return the batches of the current epoch as NumPy arrays, whatever Keras's backend is."""
+        """Return the batches of the current epoch as NumPy arrays, whatever Keras's backend is.
+
+        Raises:
+            ValueError: with device="gpu", whose batches are in the GPU's memory.
+        """
+        if self.device == "gpu":
+            raise ValueError("as_numpy() gives arrays of the host: make the loader on device='cpu'")
         return self._new_pass(as_numpy=True)
 
     def _new_pass(self, *, moves: bool = True, as_numpy: bool = False) -> Batches:
@@ -403,7 +440,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 "loader, or use a second KerasSequenceLoader, which has a budget of its own"
             )
         self._warn_once()
-        on_gpu, budget, size = source.device == "gpu", settings.memory_budget, self._size
+        on_gpu, budget, size = self.device == "gpu", settings.memory_budget, self._size
         kept = size.peak_bytes
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
@@ -422,6 +459,7 @@ class KerasSequenceLoader(LoaderAdapter):
             held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
             ledger=ledger,
+            on_gpu=on_gpu,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -435,7 +473,8 @@ class KerasSequenceLoader(LoaderAdapter):
             owner=owner,
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
-        maker = BatchMaker(self.layout, self._stopwatch, on_gpu=on_gpu, as_numpy=as_numpy)
+        library = reader.gatherer.library
+        maker = BatchMaker(self.layout, self._stopwatch, library=library, as_numpy=as_numpy)
         most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
         assembler = Assembler(reader.gatherer, plan, pipeline, first_batch)
         return pipeline, maker.batches(assembler, most)
@@ -478,7 +517,9 @@ class KerasSequenceLoader(LoaderAdapter):
     def to_tf_dataset(self) -> Any:
         """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
 
-        Slower than `fit(loader)`: `from_generator` copies every tensor through NumPy.
+        Slower than `fit(loader)`: `from_generator` copies every tensor through NumPy. It does not
+        know the model: of a functional one with a dict of inputs, the names must be those of the
+        features, or Keras fills the inputs by place, which `fit(loader)` refuses.
 
         Raises:
             ValueError: without labels, because a dataset cannot hold (inputs, None).
@@ -677,11 +718,6 @@ class KerasSequenceLoader(LoaderAdapter):
 
     # ---- what the loader says of itself ----
 
-    @property
-    def device(self) -> str:
-        """Where batches are made: "cpu" or "gpu"."""
-        return self.source.device
-
     def describe(self) -> dict[str, Any]:
         """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
 
@@ -703,7 +739,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "row_groups_per_chunk": round(plan.row_groups_per_chunk(), 1),
             "row_groups_per_rank": round(plan.row_groups_per_rank(), 1),
             "threads": settings.reader_threads(
-                on_device=source.device == "gpu", remote=not source.is_local
+                on_device=self.device == "gpu", remote=not source.is_local
             ),
             "budget_bytes": settings.memory_budget,
             "peak_bytes": self._size.peak_bytes,

@@ -175,6 +175,7 @@ def size_of_chunks(
     settings: LoaderSettings,
     *,
     transformed: bool,
+    on_gpu: bool = False,
 ) -> ChunkSize:
     """Return what `buffer_size` says, within the memory budget.
 
@@ -185,6 +186,7 @@ def size_of_chunks(
         layout: how the columns lie in a batch; None while it is not known.
         settings: settings of the loader.
         transformed: whether a mapped workflow or function transforms what is read.
+        on_gpu: whether a GPU decodes and gathers.
 
     Raises:
         ValueError: if the budget cannot hold two batches, or cannot bound padded lists; says what
@@ -202,11 +204,11 @@ def size_of_chunks(
     counts = [group.num_rows for group in source.row_groups]
     by_row = functools.partial(_row_bytes, source, columns, lists, layout, settings)
     partial = not all(map(source.is_whole, range(len(source))))
-    whole = transformed or source.device == "gpu" or partial
+    whole = transformed or on_gpu or partial
     row, buffer_rows = by_row(whole=whole), settings.buffer_size
     if buffer_rows is not None and buffer_rows < 1:
         memory = host_memory_bytes()
-        if source.device == "gpu":
+        if on_gpu:
             from tutorlib.gpu.memory import gpu_memory_bytes
 
             memory = gpu_memory_bytes()

@@ -5,8 +5,6 @@ that learns makes a state of each row range, and the states are merged in the or
 
 For every op: a column of lists is transformed value by value and keeps its lists, or is refused;
 computed numbers are float32 unless `dtype` says otherwise; errors name the op and the column.
-Transforms run on NumPy and CuPy arrays alike. Learning, and what Arrow does to strings
-(FillMissing), happens in host memory.
 
 To add an op: a class here, its name below, a row in `tests/ops/cases.py`, and a `ServedOp` in
 `tutorlib/serving` if a model is to carry it.

@@ -16,16 +16,13 @@ from tutorlib.columns import (
     Chunk,
     Masked,
     Strings,
-    array_namespace,
     column_from_arrow,
     flat_values,
     is_array,
-    memory_of,
     missing_in,
     parts_of,
     slice_rows,
     take,
-    to_host,
     with_nulls,
 )
 from tutorlib.hashing import KeyIndex, hash_values, to_buckets
@@ -63,9 +60,9 @@ def count_keys(values: Any, valid: Array | None = None) -> Counts:
         if len(met) == len(counts):
             return values.dictionary, counts
         return values.dictionary.take(pa.array(met)), counts[met]
-    values = values if valid is None else take(values, memory_of(values).flatnonzero(valid))
+    values = values if valid is None else take(values, np.flatnonzero(valid))
     if is_array(values):
-        integers = to_host(values).astype(np.int64, copy=False)
+        integers = values.astype(np.int64, copy=False)
         low, high = int(integers.min(initial=2**62)), int(integers.max(initial=-(2**62)))
         if 0 <= high - low < _NARROW * len(integers):  # a table is faster than hashing
             counts = np.bincount(integers - low)
@@ -127,7 +124,7 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     Arrow looks up strings in host memory, and dictionary-encoded ones once an entry: 10 to 30 ns a
     string where `index.find` takes 300 ns.
     """
-    if not isinstance(wanted, Strings) or memory_of(wanted) is not np:
+    if not isinstance(wanted, Strings):
         return index.find(wanted)
     encoded = wanted if isinstance(wanted, EncodedStrings) else None
     strings = wanted.to_arrow() if encoded is None else encoded.dictionary
@@ -320,7 +317,7 @@ class Categorify(ColumnOp, KeyedOp):
         ids = find_keys(index, values).astype(id_dtype(self.cardinality(name)), copy=False)
         ids += self._first_id - 1  # position 0, of an unknown value, becomes the last bucket
         if self.num_oov_buckets > 1:
-            rows = array_namespace(ids).flatnonzero(ids == self._first_id - 1)
+            rows = np.flatnonzero(ids == self._first_id - 1)
             hashes = hash_values(take(values, rows))
             ids[rows] = to_buckets(hashes, self.num_oov_buckets) + FIRST_OOV_ID
         if valid is not None:
@@ -444,7 +441,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
         self._check_no_lists(name, column)
         values, there = parts_of(column)[0], ~missing_in(column)
         if is_floats(values):
-            return pa.array(to_host(values[there]).astype(np.float64) + 0.0).unique()
+            return pa.array(values[there].astype(np.float64) + 0.0).unique()
         keys, _ = count_keys(self._keys(name, values, to_learn=True)[0], there)
         return keys.cast(pa.bool_()) if is_array(values) and values.dtype.kind == "b" else keys
 
@@ -509,9 +506,8 @@ class LabelEncoder(ColumnOp, KeyedOp):
             return index.find(_bits(values))
         if not is_floats(values):
             return find_keys(index, values)
-        xp = array_namespace(values)
-        fits = (values == xp.floor(values)) & (xp.abs(values) < 2.0**63)
-        return index.find(xp.where(fits, values, 0).astype(np.int64)) * fits
+        fits = (values == np.floor(values)) & (np.abs(values) < 2.0**63)
+        return index.find(np.where(fits, values, 0).astype(np.int64)) * fits
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes that a model predicts.

@@ -15,15 +15,11 @@ from tutorlib.columns import (
     Array,
     Chunk,
     Strings,
-    array_namespace,
     column_from_arrow,
     column_to_arrow,
     flat_values,
-    memory_of,
     missing_in,
     parts_of,
-    to_host,
-    to_namespace,
     with_nulls,
 )
 from tutorlib.hashing import blocks_of
@@ -55,12 +51,12 @@ class _Filler(ColumnOp):
         values, _ = parts_of(column)
         text = isinstance(values, Strings)
         fill = self.value_for(name, None if text else values.dtype)
-        missing, xp = missing_in(column), memory_of(column)
+        missing = missing_in(column)
         if not bool(missing.any()):
             return values
         if text:
-            return to_namespace(column_from_arrow(column_to_arrow(column).fill_null(fill)), xp)
-        return xp.where(missing, fill, values)
+            return column_from_arrow(column_to_arrow(column).fill_null(fill))
+        return np.where(missing, fill, values)
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return the predictions as float64 [n]: they are filled values."""
@@ -173,7 +169,7 @@ class FillMedian(_Filler, LearningOp):
                 bits = keys.to_numpy().astype(np.float64).view(np.int64)
                 state[name] = Chunk({"bits": bits, "count": counts})
                 continue
-            values = to_host(self._floats(name, flat_values(column)))
+            values = self._floats(name, flat_values(column))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
             keys, counts = count_keys(values.view(np.int64))
@@ -232,7 +228,7 @@ class Normalize(ColumnOp, LearningOp):
         """Return {column: count, mean and squared distances from it}, no row without a value."""
         state = {}
         for name, column in chunk.items():
-            values = to_host(self._floats(name, flat_values(column)))
+            values = self._floats(name, flat_values(column))
             missing = np.isnan(values)
             values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)
@@ -266,10 +262,9 @@ class Normalize(ColumnOp, LearningOp):
     def transform_column(self, name: str, column: Any) -> Array:
         """Return (x - mean) / standard deviation, computed in float64."""
         values = self._floats(name, column)
-        xp = array_namespace(values)
-        result = xp.empty(len(values), dtype=self.dtype)
+        result = np.empty(len(values), dtype=self.dtype)
         shift, scale = self.shift_and_scale(name)
-        for block in blocks_of(len(values), xp):
+        for block in blocks_of(len(values)):
             part = values[block] - shift
             part /= scale
             result[block] = part
@@ -334,11 +329,10 @@ class Clip(ColumnOp):
         """Return the column within the limits."""
         values, valid = self._numbers(name, column)
         low, high = self.limits_for(name, values.dtype)
-        xp = array_namespace(values)  # whose clip may change the sign of a zero
         if low is not None:
-            values = xp.where(values < low, low, values)
+            values = np.where(values < low, low, values)
         if high is not None:
-            values = xp.where(values > high, high, values)
+            values = np.where(values > high, high, values)
         return with_nulls(values, valid)
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
@@ -369,7 +363,7 @@ class Clip(ColumnOp):
 class LogOp(ColumnOp):
     """Replaces x by log(1 + x), which makes counts of different magnitudes comparable.
 
-    It computes in float64 and rounds once, because the float32 logarithms of NumPy and CuPy differ.
+    It computes in float64 and rounds once: the float32 logarithms of NumPy and TensorFlow differ.
 
     Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths.
 
@@ -398,7 +392,7 @@ class LogOp(ColumnOp):
             got = f"got {float(values[row])} at value {row} of the chunk"
             rule = f"takes values above -1, {got}. Put Clip(min_value=0) before it."
             raise ValueError(self._wrong(name, rule))
-        return array_namespace(values).log1p(values).astype(self.dtype)
+        return np.log1p(values).astype(self.dtype)
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return exp(prediction) - 1, float64 [n], of numbers [n] or [n, 1]."""

@@ -17,7 +17,7 @@ import itertools
 import operator
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.display import shortened
-from tutorlib.memory import resolve_device
 from tutorlib.parquet.files import (
     INT96_UNIT,
     OPENING_THREADS,
@@ -51,8 +50,6 @@ from tutorlib.schema import (
 
 Names = Sequence[str]  # of columns
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
-RUN_BYTES = 256 * 2**20  # of rows that a GPU decodes at once: their pages may take twice as much
-RUN_FILES = 64  # that are open for that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +95,6 @@ class ParquetSource:
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
             `[("day", "<", 6), ("C1", "in", [1, 2])]` (see `RowFilter`); None keeps all.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds the paths; None takes it from URLs.
-        device: "cpu" decodes with Arrow into NumPy arrays, "gpu" with cuDF into CuPy arrays; None
-            means "cpu".
 
     Attributes:
         files: paths or URLs of the files, in order.
@@ -109,7 +104,6 @@ class ParquetSource:
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
             "(8,)float32" for vectors, which are fixed-size lists.
         arrow_schema: `pyarrow.Schema` of the columns, keys included, dictionaries decoded.
-        device: "cpu" or "gpu".
 
     Raises:
         FileNotFoundError: if there is no file.
@@ -132,9 +126,7 @@ class ParquetSource:
         filters: Any = None,
         *,
         filesystem: Any = None,
-        device: str | None = None,
     ) -> None:
-        self.device = resolve_device(device)
         self.filesystem = filesystem
         self._idle = OpenFiles()
         self.paths, self._stored = open_data(data, filesystem, self._idle)
@@ -173,6 +165,11 @@ class ParquetSource:
         return [stored.path for stored in self._stored]
 
     @property
+    def index_names(self) -> set[str]:
+        """Names of the columns that were the index of a DataFrame, in any file."""
+        return {name for stored in self._stored for name in stored.index_names}
+
+    @property
     def is_local(self) -> bool:
         """Whether all rows are on this machine."""
         return all(stored.is_local for stored in self._stored)
@@ -183,10 +180,6 @@ class ParquetSource:
         return sum(group.num_rows for group in self.row_groups)
 
     # ---- other sources of the same files ----
-
-    def on(self, device: str) -> ParquetSource:
-        """Return a source of the same rows whose columns are on "cpu" or "gpu"."""
-        return self._changed(device=resolve_device(device))
 
     def choose(self, numbers: Any) -> ParquetSource:
         """Return a source of the rows that a function chooses by their numbers; none is read.
@@ -246,6 +239,11 @@ class ParquetSource:
         check_positive(rows=rows)
         return self.choose(_FirstRows(rows))
 
+    def stored(self, position: int) -> tuple[StoredRows, int]:
+        """Return the file, or rows in memory, that hold a row group, and its number there."""
+        group = self.row_groups[position]
+        return self._stored[group.file], group.index
+
     def is_whole(self, position: int) -> bool:
         """Return whether all stored rows of a row group belong to the source."""
         group = self.row_groups[position]
@@ -255,7 +253,7 @@ class ParquetSource:
         """Return a source that reads strings without decoding dictionaries.
 
         Reading 26 columns of 8 hex digits takes 0.4 of the time of plain strings, counting them a
-        tenth. Strings within lists, and on a GPU, are read as plain strings.
+        tenth. Strings within lists are read as plain strings.
 
         Args:
             column: returns an Arrow array of strings, dictionary-encoded where the file has them
@@ -383,63 +381,7 @@ class ParquetSource:
                 cannot hold, or if the file has changed. It names file, row group and column.
         """
         names = list(self.column_types) if columns is None else columns
-        if self.device == "gpu":
-            names, start, stop = self._checked(position, names, start, stop)
-            return self._read_on_gpu([RowRange(position, start, stop)], names)
         return self._chunk(position, self.table(position, names, start, stop))
-
-    def read_ranges(self, ranges: Sequence[RowRange], names: Names) -> Chunk:
-        """Return the rows of row ranges, one range after the other; a GPU decodes them at once.
-
-        Args:
-            ranges: at least one; `runs` tells which to read together.
-            names: columns.
-
-        Raises:
-            ParquetError: as `read`.
-
-        Example:
-            >>> source = ParquetSource(pa.table({"x": range(5)}))
-            >>> source.read_ranges([RowRange(0, 3, 5), RowRange(0, 0, 1)], ["x"])["x"].tolist()
-            [3, 4, 0]
-        """
-        if self.device == "gpu":
-            names, _, _ = self._checked(ranges[0].row_group, names, 0, None)
-            return self._read_on_gpu(ranges, names)
-        return Chunk.concat([self.read(r.row_group, names, r.start, r.stop) for r in ranges])
-
-    def runs(self, ranges: Iterable[RowRange], names: Names) -> list[list[RowRange]]:
-        """Return row ranges in order, in the runs that a GPU best decodes at once.
-
-        A call takes 3 to 5 ms for one row group, and 14 ms for 16 of 40 columns and 131,072 rows
-        (H200). A run has a limit of bytes and files, and its files have the same types. Ranges of
-        filtered rows are alone: their condition is evaluated on the CPU, by several threads.
-
-        Args:
-            ranges: the row ranges.
-            names: columns that are read.
-        """
-        kinds = self.column_types
-        texts_and_lists = [name for name in names if kinds[name][0] == "string" or kinds[name][1]]
-        numbers = self.row_bytes(0, [name for name in names if name not in texts_and_lists])
-        runs: list[list[RowRange]] = []
-        nbytes, files, last = 0.0, 0, -1
-        for row_range in ranges:
-            file = self.row_groups[row_range.row_group].file
-            row = numbers + self.row_bytes(row_range.row_group, texts_and_lists)
-            more = row * row_range.num_rows
-            if (
-                not runs
-                or self._filter is not None
-                or nbytes + more > RUN_BYTES
-                or (file != last and files == RUN_FILES)
-                or self._stored[file].schema is not self._stored[last].schema
-            ):
-                runs.append([])
-                nbytes, files, last = 0.0, 0, -1
-            runs[-1].append(row_range)
-            nbytes, files, last = nbytes + more, files + (file != last), file
-        return runs
 
     def table(
         self, position: int, names: Names, start: int = 0, stop: int | None = None
@@ -462,7 +404,7 @@ class ParquetSource:
         """Yield rows [start, stop) of a row group in chunks of at most `step_rows` rows, in order.
 
         About a step is decoded at a time, also where few rows pass a filter. Closing the generator
-        closes the file. A GPU decodes the whole row group, which is one chunk.
+        closes the file.
 
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
@@ -472,9 +414,6 @@ class ParquetSource:
             stop: end of the rows; None for all that follow.
         """
         check_positive(step_rows=step_rows)
-        if self.device == "gpu":
-            yield self.read(position, names, start, stop)
-            return
         names, start, stop = self._checked(position, names, start, stop)
         pieces = self._chosen_rows(position, names, start, stop, step_rows)
         with contextlib.closing(pieces):
@@ -573,35 +512,6 @@ class ParquetSource:
                 place = self.location(position)
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
         return Chunk(columns)
-
-    def _read_on_gpu(self, ranges: Sequence[RowRange], names: list[str]) -> Chunk:
-        from tutorlib.gpu.decoding import read_row_groups
-
-        keys = [name for name in names if name in self._keys[0]]
-        places: list[tuple[StoredRows, int]] = []
-        numbers: list[range | np.ndarray] = []  # of the rows to take, among those of all places
-        constants = []
-        stored_rows = 0
-        for row_range in ranges:
-            group = self.row_groups[row_range.row_group]
-            condition, rows = self._wanted(group, row_range.start, row_range.stop)
-            if condition is not None:
-                rows = np.flatnonzero(self._passing(group))[rows]
-            if isinstance(rows, range):
-                numbers.append(range(rows.start + stored_rows, rows.stop + stored_rows))
-            else:
-                numbers.append(rows + stored_rows)
-            stored = self._stored[group.file]
-            places.append((stored, group.index))
-            constants.append(self._conformed(group, pa.table({}), keys, row_range.num_rows))
-            stored_rows += stored.row_counts[group.index]
-        columns = read_row_groups(
-            places,
-            [self.arrow_schema.field(name) for name in names if name not in keys],
-            pa.concat_tables(constants),
-            _as_index(numbers, stored_rows),
-        )
-        return Chunk({name: columns[name] for name in names})
 
     def close(self) -> None:
         """Close the files that stay open for the next read, which then opens them again."""
@@ -717,22 +627,6 @@ class _Joined:
         if isinstance(one, range) and isinstance(other, range) and one.stop == other.start:
             return range(one.start, other.stop)
         return np.union1d(one, other)
-
-
-def _as_index(numbers: Sequence[range | np.ndarray], rows: int) -> slice | np.ndarray | None:
-    """Return numbers of some of `rows` rows as one index: None for all, a slice if it can be.
-
-    Example:
-        >>> _as_index([range(1, 3), range(3, 5)], 9), _as_index([range(2), range(3, 5)], 9)
-        (slice(1, 5, None), array([0, 1, 3, 4]))
-    """
-    start = stop = -1
-    for some in numbers:
-        if not isinstance(some, range) or stop not in (-1, some.start):
-            made = [np.arange(n.start, n.stop) if isinstance(n, range) else n for n in numbers]
-            return np.concatenate(made)
-        start, stop = some.start if stop < 0 else start, some.stop
-    return None if (start, stop) == (0, rows) else slice(start, stop)
 
 
 def _hash(metadata: Any) -> str:

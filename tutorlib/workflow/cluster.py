@@ -1,4 +1,4 @@
-"""A Dask cluster: any `distributed.Client`, of one machine, many machines or GPU workers."""
+"""A Dask cluster: any `distributed.Client`, of one machine or many."""
 
 from __future__ import annotations
 

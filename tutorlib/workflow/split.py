@@ -116,7 +116,7 @@ def split_rows(
 
 def _hashes_of_groups(source: ParquetSource, names: list[str], seed: int) -> dict[int, Any]:
     """Return {number of the first row of a row group: hash of seed and values of each row}."""
-    hashes, first, source = {}, 0, source.on("cpu")
+    hashes, first = {}, 0
     for position, group in enumerate(source.row_groups):
         chunk = source.read(position, names)
         total = hash_integers(np.full(group.num_rows, seed))

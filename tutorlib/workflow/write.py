@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.columns import Chunk, to_namespace
+from tutorlib.columns import Chunk
 from tutorlib.display import row_bar
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
@@ -97,12 +97,11 @@ class WriteJob:
         return parts
 
     def transform(self, split: str, row_range: RowRange) -> Chunk:
-        """Return the transformed rows of a row range as NumPy arrays."""
+        """Return the transformed rows of a row range."""
         source, workflow = self.sources[split], self.workflows[split]
         chunk = read_range(source, row_range, workflow.input_names)
         with locate_errors(source, row_range):
-            done = workflow.transform(chunk)
-        return Chunk({n: to_namespace(column, np) for n, column in done.items()})
+            return workflow.transform(chunk)
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
         """Write a part file of these transformed rows; None transforms them here."""
