@@ -1,6 +1,8 @@
 """fit, evaluate and predict over a loader: each row as often as asked, right numbers, or errors."""
 
+import functools
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -250,6 +252,55 @@ def test_training_on_timed_batches_equals_training_on_the_dataset(known, per_exe
     assert given == pytest.approx(plain.fit(dataset, epochs=2, verbose=0).history["loss"])
     assert timed.batches == 10
     assert timed.wait_s > 0
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "the loader's predict"])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"cat_names": ["row"]}, r"features \['row'\] for which the model has no input"),
+        ({"cat_names": [], "cont_names": ["rating"]}, r"\['rating'\] .* and none for .* \['x'\]"),
+        ({"cat_names": ["m"]}, r"features \['m__nnzs', 'm__values'\] for which"),
+    ],
+)
+def test_other_features_than_those_of_a_functional_model_are_refused(folder, method, names, words):
+    """Keras fills a dict of inputs by place, so that here it would train on the rows' numbers."""
+    model, loader = regression(), loader_of(folder, shuffle=False, **names)
+    asked = functools.partial(loader.predict, model)
+    if method in ("fit", "evaluate", "predict"):
+        asked = functools.partial(getattr(model, method), loader)
+    with pytest.raises(ValueError, match=f"{words}.* Give the loader the features"):
+        asked(verbose=0)
+    assert loader.first_batch == loader.epoch == 0
+
+
+def test_a_tf_function_that_would_keep_batches_is_refused(folder):
+    loader = loader_of(folder, shuffle=False)
+
+    def total_of(batches):
+        @tf.function
+        def total():
+            rows = tf.constant(0, tf.int64)
+            for inputs, _ in batches:
+                rows += tf.reduce_sum(tf.cast(inputs["row"], tf.int64))
+            return rows
+
+        return total
+
+    with pytest.raises(RuntimeError, match=r"while it is traced.*\s+loader\.to_tf_dataset\(\)"):
+        total_of(loader)()
+    total = total_of(loader.to_tf_dataset())
+    assert total() == total() == ROWS * (ROWS - 1) // 2
+
+
+def test_what_is_left_of_an_epoch_leaves_the_filters_of_warnings_alone(folder):
+    loader = loader_of(folder)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    resumed, before = loader_of(folder), list(warnings.filters)
+    resumed.load_state_dict(loader.state_dict())
+    assert sum(1 for _ in resumed.new_pass()) == 5
+    assert warnings.filters == before
 
 
 # ---- nothing is copied, nothing stays behind --------------------------------------------------

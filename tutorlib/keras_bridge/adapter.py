@@ -11,8 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -96,7 +95,7 @@ class LoaderAdapter(TensorAdapter):
         batch_size: rows of a full batch.
         shuffle: whether rows come in random order.
         labelled: whether batches hold labels.
-        layout: how columns lie in a batch; `layout.ragged` has the columns of lists.
+        layout: how columns lie in a batch: `input_names`, and the columns of lists, `ragged`.
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
         preview: returns the batches of the current epoch, and leaves the loader where it is.
         check_for_fit: raises ValueError where Keras would report a wrong loss.
@@ -105,15 +104,14 @@ class LoaderAdapter(TensorAdapter):
     """
 
     batches_taken = 0
-    _silence = contextlib.ExitStack()
 
     def new_pass(self: Any) -> Iterator[Any]:
         """Yield the batches of the current epoch, or of what is left of it after a resume.
 
-        Those that Keras draws only to build a model do not move the loader: they come again.
+        Keras warns at the end of such a shorter epoch that its input ran out of data. Batches that
+        it draws only to build a model do not move the loader: they come again.
         """
         batches = self.preview() if _builds_model() else iter(self)
-        resumed = self.first_batch > 0
         shown: Callable[[str], Any] = contextlib.nullcontext
         if keras.backend.backend() == "tensorflow":  # whose profiler then shows the wait
             import tensorflow as tf
@@ -126,9 +124,6 @@ class LoaderAdapter(TensorAdapter):
                 break
             self.batches_taken += 1
             yield batch
-        if resumed:  # Keras would warn that data ran out, at the end of this shorter epoch
-            self._silence.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Your input ran out of data")
 
     def get_tf_dataset(self: Any) -> Iterable[Any]:
         """Return the batches, with their types for `tf.function`."""
@@ -166,6 +161,7 @@ class LoaderAdapter(TensorAdapter):
                 "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
                 "(LabelEncoder, or label_names of the Workflow)."
             )
+        refuse_other_inputs(caller.model, self.layout.input_names)
         self.check_for_fit()
         return len(self)
 
@@ -173,10 +169,6 @@ class LoaderAdapter(TensorAdapter):
     def has_partial_batch(self: Any) -> bool:
         """Whether the last batch of an epoch has fewer rows than the others."""
         return self.partial_batch_size is not None
-
-    def on_epoch_end(self: Any) -> None:
-        """End an epoch, and with it the silence about one that was shorter after a resume."""
-        self._silence.close()
 
     @property
     def __array__(self) -> Any:
@@ -207,7 +199,32 @@ def _builds_model() -> bool:
     return frame is not None
 
 
-# ---- what Keras would ignore ---------------------------------------------------------------------
+# ---- what Keras would mix up or ignore -----------------------------------------------------------
+
+
+def refuse_other_inputs(model: keras.Model, names: Sequence[str]) -> None:
+    """Raise ValueError if a functional model's dict of inputs has other names than a batch.
+
+    Keras then only warns, and fills the inputs by place, in the order of their names.
+
+    Args:
+        model: any model; those that are not functional take what they want of a batch.
+        names: of the inputs of a batch.
+
+    Source: https://github.com/keras-team/keras/issues/23258
+    """
+    inputs = getattr(model, "_inputs_struct", None)
+    if not isinstance(inputs, dict) or inputs.keys() == set(names):
+        return
+    more, missing = sorted({*names} - {*inputs}), sorted({*inputs} - {*names})
+    words = [f"{more} for which the model has no input"] if more else []
+    words += [f"none for the model's inputs {missing}"] if missing else []
+    raise ValueError(
+        f"the batches have features {' and '.join(words)}: Keras would fill the inputs by place, "
+        "in the order of names. Give the loader the features that the model takes, by schema, or "
+        "cat_names and cont_names"
+    )
+
 
 REMEDIES = {
     "y": "batches hold their labels: KerasSequenceLoader(label_names=[...])",

@@ -110,8 +110,10 @@ class Layout:
         """Names of the inputs of a batch, without labels and weights."""
         targets = {*self.labels, *self.weights}
         names = [field.name for field in self.fields if field.name not in targets]
+        if self.multi_hot.form == "padded":
+            return [*names, *self.ragged]
         for name in self.ragged:
-            names += [f"{name}__{part}" for part in self.multi_hot.parts] or [name]
+            names += [f"{name}__values", f"{name}__nnzs"]
         return names
 
     def cells(

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 
+from tutorlib.keras_bridge.adapter import refuse_other_inputs
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.parquet import ParquetSink, ParquetSource
 
@@ -87,6 +88,7 @@ def _tables(
     label_names = loader.schema.labels.names
     if labels and not label_names:
         raise ValueError("labels=True needs a loader with label_names")
+    refuse_other_inputs(model, loader.layout.input_names)
     if verbose == "auto":
         verbose = 1 if keras.config.is_interactive_logging_enabled() else 2
     bar = keras.utils.Progbar(len(loader), verbose=verbose)
