@@ -145,6 +145,23 @@ def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refus
 # ---- functions that are mapped, filters by folders, tf.data --------------------------------------
 
 
+def test_the_index_that_pandas_stores_unasked_is_no_feature(tmp_path, recwarn):
+    """After a filter, pandas writes the index as a column: here it would tell the label."""
+    frame = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0) % 2})
+    frame = frame[frame.x % 3 > 0]
+    frame.to_parquet(tmp_path / "a.parquet")
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.schema.names == ["x", "y", "__index_level_0__"]
+    for rows in (tmp_path / "a.parquet", table, frame):
+        assert list(KerasSequenceLoader(rows, 8, ["y"]).peek()[0]) == ["x"]
+    named = KerasSequenceLoader(table, 8, ["y"], cont_names=["x"], cat_names=["__index_level_0__"])
+    assert sorted(named.peek()[0]) == ["__index_level_0__", "x"]
+    frame.rename_axis("user").to_parquet(tmp_path / "a.parquet")  # by the name that it was given
+    loader = KerasSequenceLoader(tmp_path / "a.parquet", 8, ["y"])
+    assert sorted(loader.peek()[0]) == ["user", "x"]
+    assert not recwarn.list
+
+
 def test_a_mapped_function_that_makes_integers_of_missing_values_is_refused():
     """A comparison gives False for NaN: a missing rating would become class 0."""
     rows = pa.table({"x": [0.5, None, 4.5], "rating": [4.0, 2.0, None]})

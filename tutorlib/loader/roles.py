@@ -112,11 +112,13 @@ def schema_of_arguments(
         elif stored is None:
             usable = (name for name, kind in types.items() if remedy_for(*kind) is None)
             given = [Column(name, role_of(types[name][0])) for name in usable]
+            given = [column for column in given if column.name not in source.index_names]
             given.sort(key=lambda column: column.role)
         taken = {column.name for column in [*asked, *ids]}
         given = [column for column in given if column.name not in taken]
         if stored is None and not by_name:
-            left_out = _left_out(types, taken | {column.name for column in given})
+            known_names = taken | {column.name for column in given} | source.index_names
+            left_out = _left_out(types, known_names)
     kept = [c for c in given if (names := targets.get(c.role)) is None or c.name in names]
     columns = [*kept, *asked]
     columns += [column for column in ids if column.name not in {c.name for c in columns}]

@@ -332,6 +332,7 @@ class ParquetRows:
     Attributes:
         footer: its `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema` of the columns.
+        index_names: columns in which pandas has stored an index that has no name.
         row_counts: stored rows of each row group.
     """
 
@@ -347,6 +348,7 @@ class ParquetRows:
         self._idle = idle
         self.footer = footer = opened.metadata
         self.schema = opened.schema_arrow.remove_metadata()
+        self.index_names = _index_names(opened.schema_arrow)
         self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
         self.row_counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
 
@@ -520,6 +522,23 @@ class ParquetRows:
         return total
 
 
+def _index_names(schema: pa.Schema) -> list[str]:
+    """Return the columns in which pandas has stored an index that has no name.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"x": [1, 2, 3, 4]}).query("x != 2")
+        >>> _index_names(pa.Table.from_pandas(rows).schema)
+        ['__index_level_0__']
+    """
+    try:
+        described = schema.pandas_metadata or {}
+    except ValueError:  # it is damaged
+        return []
+    index = map(str, described.get("index_columns", ()))
+    return [name for name in index if re.fullmatch("__index_level_[0-9]+__", name)]
+
+
 class TableRows:
     """Rows of a pyarrow Table as a file of row groups; nothing is copied.
 
@@ -540,6 +559,7 @@ class TableRows:
             if not all(map(_is_regular, column.chunks)):
                 table = table.set_column(place, names[place], _without_dictionary(column))
         self.table, self.schema = table, table.schema
+        self.index_names = _index_names(table.schema)
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
 

@@ -166,7 +166,7 @@ class ParquetSource:
 
     @property
     def index_names(self) -> set[str]:
-        """Names of the columns that were the index of a DataFrame, in any file."""
+        """Names of the columns in which pandas has stored an index without a name."""
         return {name for stored in self._stored for name in stored.index_names}
 
     @property
