@@ -24,7 +24,7 @@ STACKED, COLUMNS = "FusedEmbedding, stacked", "FusedEmbedding, columns"
 SEPARATE = "26 keras.layers.Embedding + concatenate"
 LEGACY = "tf_keras DenseFeatures"
 BAG, LOOKUP = "EmbeddingBag", "embedding_lookup_sparse"
-DENSE, SPARSE, ROW_WISE = "keras Adam", "RowSparseAdam", "RowWiseAdagrad"
+DENSE, SPARSE = "keras Adam", "RowSparseAdam"
 XLA = ", XLA"
 LARGE, SMALL = "lists of 100,000 ids", "lists of 21 ids"
 SMALL_STEP, LARGE_STEP = "steps of small batches", "steps of large batches"
@@ -164,7 +164,7 @@ def steps(rows: int | None, arguments: argparse.Namespace) -> list[Way]:
     import keras
     import tensorflow as tf
 
-    from tutorlib import RowSparseAdam, RowWiseAdagrad
+    from tutorlib import RowSparseAdam
     from tutorlib.layers import EmbeddingTable
 
     rng, sizes = np.random.default_rng(0), column_sizes(arguments.table_rows)
@@ -196,7 +196,6 @@ def steps(rows: int | None, arguments: argparse.Namespace) -> list[Way]:
         update(DENSE + XLA, keras.optimizers.Adam()),
         update(SPARSE, RowSparseAdam()),
         update(SPARSE + XLA, RowSparseAdam()),
-        update(ROW_WISE, RowWiseAdagrad()),
     ]
 
 

@@ -11,7 +11,7 @@ from tutorlib.columns import Chunk
 from tutorlib.layers import DenseFeatures, keras_inputs
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
 from tutorlib.ops import Rename
-from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad
+from tutorlib.optimizers import RowSparseAdam
 from tutorlib.schema import Column
 from tutorlib.workflow import Workflow
 
@@ -45,7 +45,7 @@ def trained(model, optimizer, rows, *, eager=False):
 
 @pytest.mark.parametrize(
     ("optimizer", "lists"),
-    [(keras.optimizers.Adam, False), (RowSparseAdam, True), (RowWiseAdagrad, False)],
+    [(keras.optimizers.Adam, False), (RowSparseAdam, True)],
 )
 def test_columns_of_any_name_train_and_come_back_from_a_file(optimizer, lists, tmp_path):
     rows = batch(NAMES, lists)
