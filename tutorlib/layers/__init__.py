@@ -12,7 +12,6 @@ from tutorlib.layers.features import (
 )
 from tutorlib.layers.fused import FusedEmbedding
 from tutorlib.layers.interactions import MLP, DotProductInteraction
-from tutorlib.layers.split_tables import PlannedTable, TablePlan, pad_tables, plan_tables
 from tutorlib.layers.tables import EmbeddingBag, EmbeddingTable
 
 __all__ = [
@@ -23,10 +22,6 @@ __all__ = [
     "EmbeddingTable",
     "FusedEmbedding",
     "LinearFeatures",
-    "PlannedTable",
     "ScalarDenseFeatures",
-    "TablePlan",
     "keras_inputs",
-    "pad_tables",
-    "plan_tables",
 ]
