@@ -544,13 +544,11 @@ class TableRows:
 
     Args:
         table: the rows.
-        left_out: {name: why Arrow cannot convert this column} of others.
     """
 
     is_local, path = True, "the rows in memory"
 
-    def __init__(self, table: pa.Table, left_out: Mapping[str, str] | None = None) -> None:
-        self.left_out = left_out or {}
+    def __init__(self, table: pa.Table) -> None:
         self.keys: dict[str, str | None] = {}
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
@@ -656,7 +654,7 @@ def open_data(
     if isinstance(paths, list | tuple):
         if all(isinstance(path, str | os.PathLike) for path in paths):
             return [*paths], open_files(find_files(paths, filesystem), idle)
-    return [], [TableRows(*rows_of(data))]
+    return [], [TableRows(table_of(data))]
 
 
 def open_files(files: Sequence[DataFile], idle: OpenFiles) -> list[ParquetRows]:
@@ -772,25 +770,8 @@ def _refuse_wrong_counts(file: DataFile, footer: pq.FileMetaData) -> None:
         )
 
 
-def table_of(data: Any, names: Sequence[str] | None = None) -> pa.Table:
+def table_of(data: Any) -> pa.Table:
     """Return rows in memory as a pyarrow Table, without a copy where Arrow needs none.
-
-    Args:
-        data: rows as `rows_of` takes them.
-        names: columns that are used; None for all.
-
-    Raises:
-        ValueError: as `rows_of`; also for a used column that Arrow cannot convert.
-    """
-    table, left_out = rows_of(data)
-    for name in left_out if names is None else names:
-        if name in left_out:
-            raise ValueError(f"column {name!r} {left_out[name]}, or leave it out.")
-    return table
-
-
-def rows_of(data: Any) -> tuple[pa.Table, dict[str, str]]:
-    """Return (rows in memory as a pyarrow Table, {name: why Arrow cannot convert this column}).
 
     Args:
         data: a pyarrow Table, RecordBatch or RecordBatchReader; a DataFrame of pandas, whose index
@@ -798,22 +779,30 @@ def rows_of(data: Any) -> tuple[pa.Table, dict[str, str]]:
 
     Raises:
         TypeError: for anything else; it says what to do instead.
-        ValueError: for a DataFrame whose index has a name, or without a column that Arrow converts.
+        ValueError: for a DataFrame whose index has a name, or a column that Arrow cannot convert.
     """
     if isinstance(data, Chunk):
-        return data.to_arrow(), {}
+        return data.to_arrow()
     if isinstance(data, pa.RecordBatch):
-        return pa.table(data), {}
+        return pa.table(data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         if named := [name for name in data.index.names if name is not None]:
             raise ValueError(
                 f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
                 "df.reset_index(drop=True) leaves it out."
             )
-        return _rows_of_pandas(data)
+        try:
+            table = pa.Table.from_pandas(data, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            said = " ".join(map(str, error.args))
+            raise ValueError(
+                f"the DataFrame cannot become a table of Arrow: {said}. Give the column one type, "
+                "or leave it out: df.drop(columns=[...])."
+            ) from error
+        return table.replace_schema_metadata(None)
     if hasattr(data, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowException):  # a stream of values, not of rows
-            return pa.RecordBatchReader.from_stream(data).read_all(), {}
+            return pa.RecordBatchReader.from_stream(data).read_all()
     kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
     raise TypeError(
         "the data must be a path of Parquet files (file, folder, glob pattern, URL, or a "
@@ -821,27 +810,3 @@ def rows_of(data: Any) -> tuple[pa.Table, dict[str, str]]:
         f"of split_rows, got a {kind}. Values need the names of their columns: "
         "pyarrow.table({'x': values})."
     )
-
-
-def _rows_of_pandas(frame: Any) -> tuple[pa.Table, dict[str, str]]:
-    """Return the columns of a DataFrame that Arrow converts, and why it does not convert others."""
-
-    def converted(part: Any) -> pa.Table:
-        return pa.Table.from_pandas(part, preserve_index=False).replace_schema_metadata(None)
-
-    refusals = (pa.ArrowException, TypeError, ValueError, OverflowError)
-    with contextlib.suppress(*refusals):
-        return converted(frame), {}
-    tables, left_out, reason = [], dict[str, str](), ""
-    for place, name in enumerate(frame.columns):
-        try:
-            tables.append(converted(frame.iloc[:, [place]]))
-        except refusals as error:
-            said = str(error.args[0] if error.args else error)
-            reason = f"cannot become a column of Arrow ({said}): give it one type"
-            left_out[str(name)] = reason
-    if not tables:
-        raise ValueError(f"column {next(iter(left_out))!r} {reason}.")
-    fields = [table.schema.field(0) for table in tables]
-    columns = [table.column(0) for table in tables]
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), left_out

@@ -347,13 +347,9 @@ class ParquetSource:
             "column_types": _hash(sorted(self.column_types.items())),
             "row_counts": _hash(groups),
             "file_names": _hash([self._names, [sorted(s.keys.items()) for s in self._stored]]),
-            "footers": _hash([*self.file_fingerprints().values()]),
+            "footers": _hash([stored.digest for stored in self._stored]),
             "filters": "; ".join(chosen) or None,
         }
-
-    def file_fingerprints(self) -> dict[str, str]:
-        """Return {name of a file: hash of its footer}, to tell which one differs."""
-        return {n: stored.digest for n, stored in zip(self._names, self._stored, strict=True)}
 
     @property
     def _names(self) -> list[str]:
@@ -683,7 +679,8 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
     finest unit. A column that is null in a file takes the type of the others. A warning names
     columns which cannot be used.
     """
-    first, left_out = stored[0], dict(getattr(stored[0], "left_out", {}))
+    first = stored[0]
+    left_out: dict[str, str] = {}
     kinds = {field.name: field.type for field in first.schema}
     mixed: dict[str, str] = {}  # {name: what to say of integers in one file and not in another}
     for rows in {id(rows.schema): rows for rows in reversed(stored)}.values():

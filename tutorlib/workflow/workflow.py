@@ -311,7 +311,7 @@ class Workflow:
         if isinstance(chunk, Chunk):
             types |= {name: column_type_of(column) for name, column in chunk.items()}
         else:
-            chunk = table_of(chunk, self.input_names)
+            chunk = table_of(chunk)
             schema = chunk.schema
             types |= {field.name: column_type(field.type) for field in schema}
         graph = self.for_columns(types)
