@@ -2,6 +2,6 @@
 
 Run `python -m data_prep --help`. The functions behind the commands are
 `synthetic_criteo.write_criteo`, `synthetic_movielens.write_movielens`, `synthetic_nhot.write_nhot`,
-`synthetic_adult.write_adult`, `criteo.prepare`, `movielens.prepare`, `movielens.etl`,
-`adult.prepare` and `csv_files.csv_to_parquet`.
+`synthetic_adult.write_adult`, `criteo.prepare`, `movielens.prepare`, `movielens.etl` and
+`adult.prepare`.
 """

@@ -1,4 +1,4 @@
-"""`python -m data_prep synthetic|movielens|criteo|adult|csv`: create data ready for training.
+"""`python -m data_prep synthetic|movielens|criteo|adult`: create data ready for training.
 
 Each command is a function: its options are the function's arguments, its help their documentation.
 A command prints the terms of use of its data, and turns errors that the user can fix into one line
@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from data_prep.output import DataPrepError
@@ -28,9 +28,7 @@ COMMANDS = {  # {name: (module:function, its --output)}
     "movielens": ("movielens:prepare", "data/movielens"),
     "criteo": ("criteo:prepare", "data/criteo"),
     "adult": ("adult:prepare", "data/adult"),
-    "csv": ("csv_files:csv_to_parquet", None),
 }
-FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
 # Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
 TERMS = {
     "synthetic": "Terms:  none: drawn from a seed; no row describes a real person or company",
@@ -56,8 +54,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m data_prep",
         description="Create the data of the lessons: synthetic, from local files, or by download. "
-        "Make CSV files of your own ready for training. A command leaves its output unchanged if "
-        "it exists with the same settings.",
+        "A command leaves its output unchanged if it exists with the same settings.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     synthetic = commands.add_parser(
@@ -73,74 +70,40 @@ def parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=function)
         _add_options(command, function, output)
-        if name == "csv":
-            _add_options(command, pkgutil.resolve_name("data_prep.csv_files:CsvOptions"), None)
     return top
 
 
 def _add_options(
-    command: argparse.ArgumentParser, function: Callable[..., Any], output: str | None
+    command: argparse.ArgumentParser, function: Callable[..., Any], output: str
 ) -> None:
     """Add the arguments of a function, with the texts of its docstring, as options."""
-    documentation = (
-        (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[2].partition("\n\n")[0]
-    )
+    documentation = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[2]
     texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", documentation, re.MULTILINE))
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        default = (output or parameter.empty) if name == "output" else parameter.default
+        default = output if name == "output" else parameter.default
         options: dict[str, Any] = {"help": " ".join(texts[name].split()).replace("%", "%%")}
-        if default not in (parameter.empty, None, False, (), ""):
+        if default not in (parameter.empty, None, False):
             options["help"] += " (default: %(default)s)"
         kind = parameter.annotation
         if isinstance(kind, types.UnionType):  # of `str | Path | None`, the first
             kind = typing.get_args(kind)[0]
-        origin = typing.get_origin(kind)
         if kind is bool:
             options["action"] = "store_true"
-        elif origin is typing.Literal:
+        elif typing.get_origin(kind) is typing.Literal:
             options["choices"] = typing.get_args(kind)
-        elif origin is Sequence:
-            options["nargs"] = "+"
-        elif origin is Mapping:
-            options |= {"nargs": "+", "type": pair, "metavar": "NAME=VALUE"}
-            if name == "date_format":  # which may be that of every column
-                options |= {"type": lambda text: pair(text if "=" in text else f"*={text}")}
-                options["metavar"] = "[NAME=]FORMAT"
         else:
             options["type"] = kind
-        if name == "files":
-            command.add_argument(name, **options)
-        else:
-            if "nargs" in options:  # an option given twice has the values of both
-                options["action"] = "extend"
-                default = [] if default == () else default
-            options |= {"required": True} if default is parameter.empty else {"default": default}
-            flags = FLAGS.get(name, (f"--{name.replace('_', '-')}",))
-            command.add_argument(*flags, dest=name, **options)
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Return (name, value) of NAME=VALUE."""
-    name, value = text.rsplit("=", 1)
-    return name, value
+        options |= {"required": True} if default is parameter.empty else {"default": default}
+        flag = "--from" if name == "source" else f"--{name.replace('_', '-')}"
+        command.add_argument(flag, dest=name, **options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 after an error (printed on stderr), or 130 if interrupted."""
-    try:
-        options = vars(parser().parse_args(argv))
-    except ModuleNotFoundError as error:
-        if error.name not in ("requests", "tqdm"):
-            raise
-        print(f"data_prep: the package {error.name} is missing: pip install requests tqdm, or "
-              "pip install '.[data]' in a clone", file=sys.stderr)  # fmt: skip
-        return 1
+    options = vars(parser().parse_args(argv))
     command, run = options.pop("command"), options.pop("run")
     options.pop("kind", None)
-    if command in TERMS:
-        print(TERMS[command], flush=True)
+    print(TERMS[command], flush=True)
     status = 1
     try:
         run(**options)

@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_prep.csv_files import CsvOptions, convert
+import duckdb
+import pyarrow as pa
+
 from data_prep.download import fetch
-from data_prep.output import fingerprint, make_once
+from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_adult import COLUMNS, FILES
+from tutorlib.parquet import ParquetSink
 
 BASE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
 }
+NUMBERS = (
+    "age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week",
+)  # fmt: skip
 
 
 def prepare(
@@ -48,16 +54,31 @@ def prepare(
     def write(folder: Path) -> dict[str, Any]:
         rows = {}
         for part, path in files.items():
-            with open(path, "rb") as file:  # adult.test begins with a comment
-                comment = file.read(1) == b"|"
-            options = CsvOptions(
-                names=COLUMNS, null_values=["?"], strip=" .", delimiter=",", skip_lines=int(comment)
-            )
-            (folder / part).mkdir()
-            made = convert([path], folder / part, options)
-            rows[f"{part}_rows"] = made["rows"]
+            table = read_people(path)
+            with ParquetSink(folder / part) as sink:
+                sink.write(table)
+            rows[f"{part}_rows"] = table.num_rows
         print(f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/")
         return rows
 
     settings = {"command": "adult etl", "version": 1, "files": fingerprint(list(files.values()))}
     return make_once(output, settings, write, parts=tuple(files), inputs=[raw], overwrite=overwrite)
+
+
+def read_people(path: Path) -> pa.Table:
+    """Return the rows of adult.data or adult.test.
+
+    Raises:
+        DataPrepError: if a line is malformed.
+    """
+    types = {name: "BIGINT" if name in NUMBERS else "VARCHAR" for name in COLUMNS}
+    try:
+        with duckdb.connect() as connection:
+            rows = connection.read_csv(
+                str(path), columns=types, header=False, delimiter=", ", na_values="?",
+                comment="|", auto_detect=False,  # a comment is the first line of adult.test
+            )  # fmt: skip
+            return rows.project("* REPLACE (rtrim(income, '.') AS income)").to_arrow_table()
+    except duckdb.Error as error:
+        text = str(error).partition("\nPossible ")[0]
+        raise DataPrepError(f"{path} is malformed: {text}. Fetch it again.") from error

@@ -1,23 +1,20 @@
 """Criteo click logs: raw day files to Parquet, then to training-ready Parquet.
 
 `raw_to_parquet` checks every line and keeps the values; `prepare` calls it, then fits the Workflow
-on the training days and writes train/, valid/ and workflow/. All rows are streamed, so memory does
-not grow with the files.
+on the training days and writes train/, valid/ and workflow/. All rows are streamed (by DuckDB, then
+by the Workflow), so memory does not grow with the files.
 """
 
 from __future__ import annotations
 
-import binascii
-import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-import numpy as np
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from data_prep.csv_files import BadLines, CsvOptions, Rule, read_tables
 from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.memory import usable_cores
@@ -29,33 +26,26 @@ from tutorlib.workflow.threads import map_on_threads
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
 ROWS_PER_FILE = 1_048_576  # of train/ and valid/
-LINES = CsvOptions(names=COLUMN_NAMES, delimiter="\t")
 _DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
 
 
-def _number(column: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
-    if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
-        raise pa.ArrowInvalid(f"must match {pattern}")
-    return column.cast(pa.int64())
+class Rule(NamedTuple):
+    """What a field must match (RE2), in words, and the SQL that converts it."""
+
+    pattern: str
+    words: str
+    conversion: str
 
 
-def _hex(column: pa.ChunkedArray) -> pa.Array:
-    """Return the numbers that 8 hex digits encode, all at a time: int64."""
-    texts = column.fill_null("00000000").cast(pa.binary(8)).combine_chunks()
-    digits = memoryview(texts.buffers()[1])[8 * texts.offset : 8 * (texts.offset + len(texts))]
-    try:
-        numbers = np.frombuffer(binascii.unhexlify(digits), ">u4")
-    except binascii.Error as error:
-        raise pa.ArrowInvalid(str(error)) from error
-    return pa.array(numbers.astype(np.int64), mask=column.is_null().to_numpy())
-
-
-_COUNT = Rule(lambda column: _number(column, "^-?[0-9]{1,18}$"), "an integer of at most 18 digits")
+_COUNT = Rule("(-?[0-9]{1,18})?", "an integer of at most 18 digits", "nullif({}, '')::BIGINT")
+_HEX = Rule("([0-9a-fA-F]{8})?", "8 hex digits", "('0x' || nullif({}, ''))::BIGINT")
 RULES = {
-    "label": Rule(lambda column: _number(column.fill_null(""), "^[01]$"), "0 or 1"),
+    "label": Rule("[01]", "0 or 1", "{}::INTEGER"),
     **dict.fromkeys(INTEGER_NAMES, _COUNT),
-    **dict.fromkeys(CATEGORICAL_NAMES, Rule(_hex, "8 hex digits")),
+    **dict.fromkeys(CATEGORICAL_NAMES, _HEX),
 }
+FIELDS = {name: f"fields[{number}]" for number, name in enumerate(COLUMN_NAMES, start=1)}  # SQL
+FIRST_FAULTS = 10  # malformed lines that an error names
 
 
 def find_day_files(folder: str | Path) -> dict[str, Path]:
@@ -81,12 +71,50 @@ def find_day_files(folder: str | Path) -> dict[str, Path]:
     return {stem: found[day, stem] for day, stem in sorted(found)}
 
 
+def read_day(path: Path) -> Iterator[pa.Table]:
+    """Yield the rows of a day file as tables, after a pass that looks for malformed lines.
+
+    Raises:
+        DataPrepError: if lines are malformed (the message has their number and names the first
+            ten), or the file cannot be read as UTF-8 text, plain or gzip.
+    """
+    reasons = [f"WHEN len(fields) <> {len(FIELDS)} THEN len(fields) || ' fields instead of 40'"]
+    for name, rule in RULES.items():
+        wrong = f"format('{name} is ''{{}}'', must be {rule.words}', {FIELDS[name]})"
+        reasons.append(f"WHEN NOT regexp_full_match({FIELDS[name]}, '{rule.pattern}') THEN {wrong}")
+    values = [rule.conversion.format(FIELDS[name]) for name, rule in RULES.items()]
+    columns = [f"{value} AS {name}" for name, value in zip(RULES, values, strict=True)]
+    try:
+        # One thread: files are read beside each other. No line has \x01, so a line is one field.
+        with duckdb.connect(config={"threads": 1}) as connection:
+            text = connection.read_csv(
+                str(path), columns={"text": "VARCHAR"}, header=False, delimiter="\x01",
+                quotechar="", escapechar="", auto_detect=False,
+            )  # fmt: skip
+            numbered = "row_number() OVER () AS line, string_split(text, '\t') AS fields"
+            lines = text.project(numbered).filter("fields IS NOT NULL")  # blank lines are no rows
+            bad = lines.project(f"line, CASE {' '.join(reasons)} END AS reason")
+            bad = bad.filter("reason IS NOT NULL")
+            found = bad.aggregate(f"count(*), min_by((line, reason), line, {FIRST_FAULTS})")
+            [(count, first)] = found.fetchall()
+            if count:
+                faults = "; ".join(f"{path.name}:{line}: {reason}" for line, reason in first)
+                more = "; ..." * (count > FIRST_FAULTS)
+                raise DataPrepError(
+                    f"{count:,} malformed lines in {path.name}: {faults}{more}. Nothing was "
+                    "written. Correct or remove them."
+                )
+            for batch in lines.project(", ".join(columns)).to_arrow_reader(RAW_ROW_GROUP_ROWS):
+                yield pa.Table.from_batches([batch])
+    except duckdb.Error as error:
+        text = str(error).partition("\nPossible ")[0]
+        raise DataPrepError(
+            f"{path} cannot be read: {text}. Fetch a damaged file again."
+        ) from error
+
+
 def raw_to_parquet(
-    source: str | Path,
-    output: str | Path,
-    *,
-    on_bad_lines: Literal["error", "skip"] = "error",
-    overwrite: bool = False,
+    source: str | Path, output: str | Path, *, overwrite: bool = False
 ) -> dict[str, Any]:
     """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
 
@@ -94,50 +122,40 @@ def raw_to_parquet(
     integer of at most 18 digits, or a categorical value is not 8 hex digits. An empty field is a
     missing value, except for the label. Blank lines are no rows.
 
-    Files are read on all cores. Memory: about 300 MB per file that is being read (some blocks of
-    8 MB of text and a row group of 131,072 rows), whatever the size of the files.
+    Files are read on all cores; memory does not grow with their size.
 
     Args:
         source: folder of day files, plain or gzip.
         output: folder for label, I1..I13 (int64) and C1..C26 (int64, the number the digits encode).
-        on_bad_lines: "error" refuses the data after reading the file to its end, so that the
-            message has the total; "skip" skips malformed lines and reports them.
         overwrite: replace an output made with other settings.
 
     Returns:
-        {"rows": {stem: rows}, "bad_lines": {stem: {"total": n, "first": [text, ...]}}}.
+        {"rows": {stem: rows}}.
 
     Raises:
-        ValueError: if `on_bad_lines` is neither.
-        DataPrepError: if a line is malformed and `on_bad_lines` is "error", there are no day files,
-            a gzip file is damaged, or the output exists with other settings.
+        DataPrepError: if a line is malformed (`read_day`), there are no day files, a file is empty
+            or damaged, or the output exists with other settings.
     """
     files = find_day_files(source)
-    options = dataclasses.replace(LINES, on_bad_lines=on_bad_lines)
     form = {"row_group_rows": RAW_ROW_GROUP_ROWS, "encoding": "default", "schema": RAW_SCHEMA}
 
     def write(folder: Path) -> dict[str, Any]:
-        def convert(stem: str) -> tuple[int, BadLines]:
-            bad = BadLines(files[stem].name)
+        def convert(stem: str) -> int:
+            rows = 0
             with ParquetSink(folder / f"{stem}.parquet", **form) as sink:
-                for table in read_tables(files[stem], options, RULES, bad):
+                for table in read_day(files[stem]):
                     sink.write(table)
-            if not sink.num_rows and not bad.total:
-                raise DataPrepError(f"{files[stem]} is empty. Remove it, or fetch it again.")
-            return sink.num_rows, bad
+                    rows += table.num_rows
+                if not rows:
+                    raise DataPrepError(f"{files[stem]} is empty. Remove it, or fetch it again.")
+            return rows
 
-        metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
-        converted = map_on_threads(convert, files, usable_cores())
-        for stem, (rows, bad) in zip(files, converted, strict=True):
-            metadata["rows"][stem] = rows
-            if bad.total:
-                metadata["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
-                print(f"skipped: {bad}", flush=True)
-        total = sum(metadata["rows"].values())
-        print(f"{output}: {total:,} rows in {len(files)} files", flush=True)
-        return metadata
+        counts = map_on_threads(convert, files, usable_cores())
+        rows = dict(zip(files, counts, strict=True))
+        print(f"{output}: {sum(rows.values()):,} rows in {len(files)} files", flush=True)
+        return {"rows": rows}
 
-    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
+    settings = {"command": "criteo raw_to_parquet", "version": 2,
                 "files": fingerprint(list(files.values()))}  # fmt: skip
     return make_once(output, settings, write, inputs=[Path(source)], overwrite=overwrite)
 
@@ -172,7 +190,6 @@ def prepare(
     source: str | Path,
     output: str | Path,
     *,
-    on_bad_lines: Literal["error", "skip"] = "error",
     freq_threshold: int = 15,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -185,7 +202,6 @@ def prepare(
     Args:
         source: folder with day_0.tsv, day_1.gz, ...
         output: folder for parquet/, train/, valid/ and workflow/.
-        on_bad_lines: malformed lines: refuse the data, or skip and report them.
         freq_threshold: values with fewer occurrences in the training days count as unknown.
         overwrite: replace outputs made with other settings.
 
@@ -197,7 +213,7 @@ def prepare(
         DataPrepError: as `raw_to_parquet`, or if the only day has fewer than two rows.
     """
     output, parquet = Path(output), Path(output) / "parquet"
-    read = raw_to_parquet(source, parquet, on_bad_lines=on_bad_lines, overwrite=overwrite)
+    read = raw_to_parquet(source, parquet, overwrite=overwrite)
     days = [parquet / f"{stem}.parquet" for stem in read["rows"]]
 
     def write(folder: Path) -> dict[str, Any]:

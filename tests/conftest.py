@@ -93,7 +93,7 @@ def stage():
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     for module in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(module, folder / "notebooks")
-    for name in ("imgs", "tutorlib", "data_prep", "notebooks/solutions"):  # lesson 07 copies two
+    for name in ("imgs", "tutorlib", "notebooks/solutions"):  # lesson 07 copies tutorlib
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     for name in ("criteo", "movielens", "adult"):
         data = folder / "data" / name

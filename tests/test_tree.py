@@ -396,16 +396,11 @@ with open("people.csv", "w") as file:
 
 
 def test_the_code_of_using_md_runs_beside_what_it_names_on_data_with_blanks(bare_python, tmp_path):
-    """Beside tutorlib/: data_prep/ and tqdm for CSV files, JAX for a loop in it."""
+    """Beside tutorlib/: DuckDB for CSV files, JAX for a loop."""
     copy_folder("tutorlib", tmp_path)
-    copy_folder("data_prep", tmp_path)
     more = tmp_path / "more"
-    link_distributions(with_dependencies("tqdm", "jax") - with_dependencies("tensorflow"), more)
+    link_distributions(with_dependencies("duckdb", "jax") - with_dependencies("tensorflow"), more)
     run_copy(DATA_WITH_BLANKS, bare_python, tmp_path)
-    [command] = code_of("docs/using.md", "bash").splitlines()
-    main = f"from data_prep.__main__ import main; main({command.split()[3:]!r})"
-    assert command.startswith("python -m data_prep ")
-    run_copy(main, bare_python, tmp_path, str(more))
     printed = run_copy(code_of("docs/using.md"), bare_python, tmp_path, str(more))
     assert "val_loss" in printed
     assert list((tmp_path / "checkpoints").iterdir())
@@ -448,24 +443,6 @@ def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_pat
     run_copy(ORDERS, bare_python, tmp_path)
     printed = run_copy(code_of("docs/your_task.md") + RIGHT_ANSWERS, bare_python, tmp_path)
     assert "100% of the rows have an unknown user" in printed
-
-
-def test_an_installed_wheel_converts_csv_files_or_names_the_missing_package(bare_python, tmp_path):
-    source, installed, more = (tmp_path / name for name in ("source", "installed", "more"))
-    source.mkdir()
-    for name in ("tutorlib", "data_prep"):
-        copy_folder(name, source)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--no-deps", "--target", str(installed), str(source)], check=True)
-    (tmp_path / "rows.csv").write_text("a,b\n1,x\n")
-    main = "from data_prep.__main__ import main; print(main(['csv', 'rows.csv', '--to', 'rows']))"
-    environment = os.environ | {"PYTHONPATH": str(installed)}
-    done = run_python(main, python=bare_python, cwd=tmp_path, env=environment)
-    assert done.stderr.startswith("data_prep: the package tqdm is missing: pip install"), done
-    link_distributions({"tqdm"}, more)
-    assert "1 rows" in run_copy(main, bare_python, tmp_path, f"{installed}:{more}")
 
 
 def test_the_readme_is_short():

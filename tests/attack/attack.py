@@ -8,12 +8,10 @@ its files. Linux only, because of the limit on memory.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import functools
 import importlib
 import json
-import lzma
 import os
 import resource
 import select
@@ -22,7 +20,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -194,31 +191,7 @@ def read_criteo(folder: Path) -> None:
     from data_prep import criteo, output
 
     output.read_settings(folder / "raw")
-    criteo.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip")
-    criteo.raw_to_parquet(folder / "raw", folder / "strict")
-
-
-def make_csv(folder: Path) -> None:
-    lines = [f'{i},{i / 7:.3f},"a ""b"", {i % 5}\n",2024-01-{i % 28 + 1:02}' for i in range(200)]
-    text = "id,x,text,day\n" + "\n".join(lines)
-    (folder / "any.csv").write_text(text)
-    (folder / "colons.csv").write_text(text.replace(",", "::"))
-    for ending, pack in {"bz2": bz2.compress, "xz": lzma.compress}.items():
-        (folder / f"any.{ending}").write_bytes(pack(text.encode()))
-    for codec in ("zstd", "lz4"):
-        with pa.output_stream(str(folder / f"any.{codec}"), compression=codec) as stream:
-            stream.write(text.encode())
-    with zipfile.ZipFile(folder / "any.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("any.csv", text)
-
-
-def read_csv(folder: Path) -> None:
-    from data_prep.csv_files import csv_to_parquet
-
-    kinds = {"id": "int64", "x": "float32"}
-    for file in sorted(folder.glob("*.*")):
-        csv_to_parquet([file], folder / "typed", types=kinds, on_bad_lines="skip", overwrite=True)
-        csv_to_parquet([file], folder / "strict", overwrite=True)
+    criteo.raw_to_parquet(folder / "raw", folder / "parquet")
 
 
 def labelled() -> Any:
@@ -287,7 +260,7 @@ def read_checkpoint(folder: Path) -> None:
         model.train_on_batch(*next(iter(loader)))
 
 
-TARGETS = ("parquet", "workflow", "criteo", "csv", "tfrecords", "checkpoint")
+TARGETS = ("parquet", "workflow", "criteo", "tfrecords", "checkpoint")
 
 
 # ---- cases -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def run(root, *arguments):
 @pytest.mark.parametrize(
     ("target", "cases"),
     [
-        *(("csv", 6), ("criteo", 6), ("workflow", 6), ("parquet", 6)),
+        *(("criteo", 6), ("workflow", 6), ("parquet", 6)),
         *(pytest.param(target, 200, marks=pytest.mark.slow) for target in TARGETS),
     ],
 )

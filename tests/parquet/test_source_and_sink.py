@@ -332,10 +332,10 @@ def test_what_is_no_source_is_refused_with_what_to_do(data, remedy):
         ParquetSource(data)
 
 
-def test_csv_files_are_refused_with_the_command_that_converts_them(tmp_path):
+def test_csv_files_are_refused_with_what_converts_them(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     for path, error in ((tmp_path / "a.csv", ParquetError), (tmp_path, FileNotFoundError)):
-        with pytest.raises(error, match="python -m data_prep csv FILES --to FOLDER"):
+        with pytest.raises(error, match=r"by DuckDB: COPY \(FROM 'data.csv'\) TO 'data.parquet'"):
             ParquetSource(path)
 
 

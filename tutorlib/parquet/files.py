@@ -49,8 +49,8 @@ TABLE_FORMATS = {  # {folder of a table's log: what to do}
 }
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 OTHER_FILES = (
-    "CSV files become Parquet by: python -m data_prep csv FILES --to FOLDER; an Arrow file is read "
-    "as a table by pyarrow.feather.read_table"
+    "CSV files become Parquet by DuckDB: COPY (FROM 'data.csv') TO 'data.parquet'; an Arrow file "
+    "is read as a table by pyarrow.feather.read_table"
 )
 OPENING_THREADS = 8
 REMOTE_THREADS = 32  # which wait for answers most of the time
