@@ -39,7 +39,7 @@ INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
 CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
-ADULT_MADE := $(call made,adult,$(ADULT))
+ADULT_MADE := $(if $(ADULT),$(call made,adult,$(ADULT)),data/adult/raw/_settings.json)
 
 # The tests run in two processes. The lessons run after them, alone, because they measure speed.
 TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py tests
@@ -91,10 +91,8 @@ data/nhot/_settings.json: | $(INSTALLED)
 	@$(PY) -m data_prep synthetic nhot
 
 $(ADULT_MADE): | $(INSTALLED)
-	@echo "Adult: CSV files, then typed Parquet"
-	@$(if $(ADULT),,$(PY) -m data_prep synthetic adult)
-	@$(PY) -m data_prep adult --from '$(or $(ADULT),data/adult/raw)' \
-	  $(if $(ADULT),--overwrite)
+	@echo "Adult: CSV files"
+	@$(PY) -m data_prep $(if $(ADULT),adult --from '$(ADULT)' --overwrite,synthetic adult)
 	@rm -f data/adult/.made-*$(if $(ADULT),; touch $@)
 
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published, LESSONS="01 04"), end with a table
