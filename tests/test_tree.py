@@ -435,13 +435,18 @@ assert len(prices) == earlier.num_rows and (prices > -1).all()
 assert kinds.shape == (later.num_rows,) and {*kinds} <= {"book", "film", "food", "toy"}
 assert (ids == 2).all() and table.column_names == ["order", "prediction"]
 assert tutorlib.layers and table["order"][0].as_py() == "o0"
+assert {"weekday", "age_missing", "shop_and_kind"} <= {*pq.read_schema("more_orders.parquet").names}
+assert pq.read_table("sampled_orders.parquet")["returned"].to_numpy().mean() > 0.75
 """
 
 
 def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_path):
     copy_folder("tutorlib", tmp_path)
+    more = tmp_path / "more"
+    link_distributions({"duckdb"}, more)
     run_copy(ORDERS, bare_python, tmp_path)
-    printed = run_copy(code_of("docs/your_task.md") + RIGHT_ANSWERS, bare_python, tmp_path)
+    script = code_of("docs/your_task.md") + RIGHT_ANSWERS
+    printed = run_copy(script, bare_python, tmp_path, str(more))
     assert "100% of the rows have an unknown user" in printed
 
 
