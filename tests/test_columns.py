@@ -15,7 +15,6 @@ from tutorlib.columns import (
     column_from_arrow,
     flat_values,
     gather_rows,
-    row_ids,
     with_flat_values,
 )
 
@@ -88,7 +87,6 @@ def test_gather_rows_finds_the_values_of_ragged_rows(lengths, random):
     want = [k for row in picks for k in range(offsets[row], offsets[row + 1])]
     assert positions.tolist() == want
     assert np.diff(result).tolist() == [lengths[row] for row in picks]
-    assert row_ids(offsets).tolist() == [r for r, n in enumerate(lengths) for _ in range(n)]
 
 
 def test_text_views_with_nulls_are_texts_with_nulls():

@@ -139,16 +139,6 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def row_ids(offsets: Array) -> Array:
-    """Return the row of each value, int64 [nnz], from offsets int64 [n + 1].
-
-    Example:
-        >>> row_ids(np.array([0, 2, 2, 3])).tolist()
-        [0, 0, 2]
-    """
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
 def gather_rows(offsets: Array, rows: Array, library: Any = np) -> tuple[Array, Array]:
     """Return the positions of the values of some ragged rows, without a loop over rows.
 

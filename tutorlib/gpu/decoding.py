@@ -40,12 +40,10 @@ def refuse_unreadable(
             "device='gpu' reads Parquet files of this machine, not rows in memory or in an object "
             "store. Write or copy them to files here, or use device='cpu'"
         )
-    schemas: dict[int, Any] = {}  # files share those that are equal
     for position in range(len(source)):
         other, _ = source.stored(position)
-        schemas.setdefault(id(other.schema), other)
-    for other in schemas.values():
-        if _types(other.schema) != _types(stored.schema):
+        same = other.schema is stored.schema or other.schema.names == stored.schema.names
+        if not same or other.schema.types != stored.schema.types:
             raise ValueError(
                 f"device='gpu' reads files whose columns have the same types, but {other.path} has "
                 f"others than {stored.path}. Write them anew with ParquetSink, or use device='cpu'"
@@ -73,10 +71,6 @@ def refuse_unreadable(
             f"column {name!r}: device='gpu' decodes numbers and lists of numbers, but this is "
             f"{kind}. {remedy}, or use device='cpu'"
         )
-
-
-def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(field.name, field.type) for field in schema]
 
 
 def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) -> dict[str, Any]:

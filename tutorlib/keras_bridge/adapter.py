@@ -177,14 +177,11 @@ class LoaderAdapter(TensorAdapter):
         Raises:
             TypeError: always; the message says what to give to Keras instead.
         """
-        remedy = "for validation_split, which is for arrays, give validation_data another loader"
-        if DataAdapter is object:
-            remedy = (
-                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of "
-                f"Keras {keras.__version__} do not: give them loader.to_tf_dataset()"
-            )
         raise TypeError(
-            f"a {type(self).__name__} gives batches and cannot become an array; {remedy}"
+            f"a {type(self).__name__} gives batches and cannot become an array. For "
+            "validation_split, which is for arrays, give validation_data another loader. If this "
+            f"Keras ({keras.__version__}) does not take a loader as {TESTED_KERAS} does, give it "
+            "loader.to_tf_dataset()"
         )
 
 
