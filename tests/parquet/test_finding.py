@@ -171,6 +171,8 @@ def test_a_path_without_files_names_the_folder_that_exists(data, monkeypatch):
                          ("v1/a/b/*", data / "v1"), ("nowhere", data)):  # fmt: skip
         with pytest.raises(FileNotFoundError, match=rf"\)\. {folder} is a folder\. CSV"):
             ParquetSource(path)
+    with pytest.raises(FileNotFoundError, match="empty"):
+        ParquetSource([])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems allow no such name")

@@ -46,16 +46,15 @@ def every_kind(rows=10):
     return Chunk.from_arrow(table)
 
 
-@pytest.mark.parametrize("encoding", ["fast", "default"])
-def test_every_kind_of_column_comes_back(tmp_path, encoding):
+def test_every_kind_of_column_comes_back(tmp_path):
     chunk = every_kind()
     kinds = [np.ndarray, np.ndarray, Masked, np.ndarray, Strings, Ragged, Ragged]
     assert [type(column) for column in chunk.values()] == kinds
-    with ParquetSink(tmp_path / "x.parquet", row_group_rows=4, encoding=encoding) as sink:
+    with ParquetSink(tmp_path / "x.parquet", row_group_rows=4) as sink:
         sink.write(chunk)
     stored = pq.read_metadata(tmp_path / "x.parquet").row_group(0).column(0)
-    assert stored.compression == {"fast": "LZ4", "default": "SNAPPY"}[encoding]
-    assert ("BYTE_STREAM_SPLIT" in stored.encodings) == (encoding == "fast")
+    assert stored.compression == "LZ4"
+    assert "BYTE_STREAM_SPLIT" in stored.encodings
     source = ParquetSource(tmp_path / "x.parquet")
     assert [group.num_rows for group in source.row_groups] == [4, 4, 2]
     assert source.column_types["l"] == ("int64", True)
@@ -100,16 +99,15 @@ places = st.sets(st.integers(0, 9), max_size=2)
     written=st.integers(1, 10),
     row_group_rows=st.integers(1, 4),
     single=st.booleans(),
-    encoding=st.sampled_from(["fast", "default"]),
 )
 def test_each_file_allows_the_nulls_of_its_first_row_group_or_all(
-    rows, written, row_group_rows, single, encoding
+    rows, written, row_group_rows, single
 ):
     table = null_at(rows)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("x.parquet" if single else "x")
-        options = {"row_group_rows": row_group_rows, "encoding": encoding}
-        with ParquetSink(path, rows_per_file=max(4, row_group_rows), **options) as sink:
+        sizes = {"row_group_rows": row_group_rows, "rows_per_file": max(4, row_group_rows)}
+        with ParquetSink(path, **sizes) as sink:
             for start in range(0, 10, written):
                 sink.write(table.slice(start, written))
         files = [path] if single else sorted(path.glob("*.parquet"))
@@ -167,36 +165,6 @@ def test_an_error_while_writing_leaves_nothing(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             fail(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_target_is_only_replaced_when_asked(tmp_path):
-    def write(value, **options):
-        with ParquetSink(tmp_path / "d", **options) as sink:
-            sink.write(Chunk({"i": np.full(3, value)}))
-
-    write(1)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        write(2)
-    assert ParquetSource(tmp_path / "d").read(0)["i"].tolist() == [1, 1, 1]
-    write(3, overwrite=True)
-    assert ParquetSource(tmp_path / "d").read(0)["i"].tolist() == [3, 3, 3]
-    assert [path.name for path in tmp_path.iterdir()] == ["d"]
-
-
-def test_folders_globs_and_lists_are_expanded(tmp_path):
-    for name in ("b", "a"):
-        with ParquetSink(tmp_path / f"{name}.parquet") as sink:
-            sink.write(Chunk({"i": np.array([ord(name)])}))
-    (tmp_path / "_SUCCESS.parquet").write_text("not data")
-    (tmp_path / "notes.txt").write_text("not data")
-
-    def order(paths):
-        return [chr(chunk["i"][0]) for chunk in ParquetSource(paths).chunks()]
-
-    assert order(tmp_path) == order(str(tmp_path / "[ab].parquet")) == ["a", "b"]
-    assert order([tmp_path / "b.parquet", tmp_path / "a.parquet"]) == ["b", "a"]
-    with pytest.raises(FileNotFoundError, match="empty"):
-        ParquetSource([])
 
 
 def test_a_missing_column_is_named(tmp_path):

@@ -109,9 +109,7 @@ def serve(folder: Path) -> None:
                 begun.append(self)
             started, fault = time.monotonic(), self.fault()
             time.sleep(settings["delay_ms"] / 1000)
-            if self.command == "PUT" and self.path.endswith("/"):  # a folder, for this server
-                self._send(200, headers={"ETag": "''"})
-            elif isinstance(fault, int):
+            if isinstance(fault, int):
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 codes = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
                 code = codes[fault]

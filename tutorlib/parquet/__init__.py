@@ -20,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ParquetSink", "fast_encoding", "file_rows"):
+    if name not in ("ParquetSink", "file_rows"):
         raise AttributeError(f"module 'tutorlib.parquet' has no attribute {name!r}")
     import tutorlib.parquet.sink as sink
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_choice, check_positive
+from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk
 from tutorlib.output import local_path, new_file, new_folder, refuse_existing
 from tutorlib.parquet.files import FOOTER_CRC, NO_CRC, PARQUET_ENDINGS, footer_crc, footer_of
@@ -24,6 +24,12 @@ class ParquetSink:
     Everything is written in a temporary folder beside the target, which readers skip. It is renamed
     at the end of the `with` block, or removed if the block ends with an error.
 
+    Numbers are stored without a dictionary, byte-stream split, LZ4, which reads about 1.5 times as
+    fast as pyarrow's default (dictionary, snappy): smaller for columns with many different values,
+    up to 1.7 times larger for those with few. Pages and footer have a CRC-32, which `ParquetSource`
+    verifies, except for columns that a GPU decodes: reading takes about a third longer, a loader's
+    epoch about a tenth.
+
     Args:
         path: target. A name that ends in `.parquet` is one file; anything else is a folder of
             `part_00000.parquet` and so on.
@@ -31,12 +37,6 @@ class ParquetSink:
             131,072, or `rows_per_file` if that is less.
         rows_per_file: rows of a part file of a folder, rounded down to whole row groups. None for
             4,194,304, or `row_group_rows` if that is more.
-        encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: it reads about
-            1.5 times as fast as "default" (dictionary, snappy), and is smaller for columns with
-            many different values, up to 1.7 times larger for those with few.
-        checksums: whether each page gets a CRC-32, as the footer has in any case. `ParquetSource`
-            verifies it, except for columns that a GPU decodes: reading takes about a third longer,
-            a loader's epoch about a tenth.
         overwrite: whether an existing target is replaced, a folder with all that it holds.
         schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
             nullable where the first row group of a file has nulls, and all of them if others have
@@ -63,12 +63,9 @@ class ParquetSink:
         *,
         row_group_rows: int | None = None,
         rows_per_file: int | None = None,
-        encoding: str = "fast",
-        checksums: bool = True,
         overwrite: bool = False,
         schema: pa.Schema | None = None,
     ) -> None:
-        check_choice("encoding", encoding, ("fast", "default"))
         self.path = local_path(path)
         self.overwrite = overwrite
         refuse_existing(self.path, overwrite)
@@ -76,7 +73,6 @@ class ParquetSink:
         self.row_group_rows, self.rows_per_file = file_rows(
             row_group_rows, rows_per_file, default=4_194_304
         )
-        self.encoding, self.checksums = encoding, checksums
         self.num_rows = 0
         self._schema, self._may_be_null = schema, schema is not None
         self._stack = contextlib.ExitStack()
@@ -135,9 +131,9 @@ class ParquetSink:
         self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
 
     def _open(self, schema: pa.Schema) -> None:
-        options = fast_encoding(schema) if self.encoding == "fast" else {}
-        checksums = {"write_page_checksum": self.checksums}
-        self._writer = pq.ParquetWriter(self._file, schema, **checksums, **options)
+        self._writer = pq.ParquetWriter(
+            self._file, schema, write_page_checksum=True, **_fast_encoding(schema)
+        )
 
     def _close_writer(self) -> None:
         if self._writer is not None:
@@ -227,7 +223,7 @@ def file_rows(
     return group, rows - rows % group
 
 
-def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
+def _fast_encoding(schema: pa.Schema) -> dict[str, Any]:
     """Return options of `pyarrow.parquet.ParquetWriter` that make files fast to read.
 
     Numbers of 4 or 8 bytes are stored without a dictionary, byte-stream split: the first bytes of
