@@ -48,10 +48,10 @@ def refuse_unreadable(
                 f"device='gpu' reads files whose columns have the same types, but {other.path} has "
                 f"others than {stored.path}. Write them anew with ParquetSink, or use device='cpu'"
             )
-    if not all(map(source.is_whole, range(len(source)))):
+    if not all(map(source.has_first_rows, range(len(source)))):
         raise ValueError(
             "device='gpu' decodes whole row groups, but of some only a part is chosen (filters, "
-            "split_rows, head). Write these rows to files of their own "
+            "split_rows). Write these rows to files of their own "
             "(Workflow.transform_to_parquet), or use device='cpu'"
         )
     for name in names:
@@ -95,6 +95,7 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
     # A file comes once for each run of its row groups: cuDF keeps the order that is given.
     files: list[Any] = []
     row_groups: list[list[int]] = []
+    num_rows = 0
     stored: Any
     for number in numbers:
         stored, index = source.stored(number)
@@ -103,8 +104,8 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
             files.append(stored)
             row_groups.append([])
         row_groups[-1].append(index)
+        num_rows += stored.row_counts[index]
     place, parquet = source.location(numbers[0]), pylibcudf.io.parquet
-    num_rows = sum(source.row_groups[number].num_rows for number in numbers)
     stream = cupy.cuda.get_current_stream()
     try:
         info = pylibcudf.io.types.SourceInfo([stored.file.inner for stored in files])

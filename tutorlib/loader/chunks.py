@@ -726,12 +726,13 @@ class ChunkWork:
 
     def _places(self) -> Array | None:
         """Return `_order` on the GPU, as places among all rows of the chunk's row groups."""
-        groups, order = self._reader.source.row_groups, self._order()
+        source, order = self._reader.source, self._order()
         places, first = [], 0
         for row_range in self.chunk.row_ranges:
             places.append(np.arange(first + row_range.start, first + row_range.stop))
-            first += groups[row_range.row_group].num_rows
-        if first > self.chunk.num_rows:  # another rank has the rest of a row group
+            stored, index = source.stored(row_range.row_group)
+            first += stored.row_counts[index]
+        if first > self.chunk.num_rows:  # another rank or nobody has the rest of a row group
             rows = np.concatenate(places)
             order = rows if order is None else rows[order]
         return None if order is None else self._reader.gatherer.library.asarray(order)

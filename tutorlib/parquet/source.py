@@ -249,6 +249,12 @@ class ParquetSource:
         group = self.row_groups[position]
         return group.num_rows == self._stored[group.file].row_counts[group.index]
 
+    def has_first_rows(self, position: int) -> bool:
+        """Return whether the rows of a row group are all that are stored, or the first of these."""
+        group = self.row_groups[position]
+        condition, chosen = self._wanted(group, 0, group.num_rows)
+        return condition is None and isinstance(chosen, range) and chosen.start == 0
+
     def with_strings_as(self, column: Callable[[Any], Any]) -> ParquetSource:
         """Return a source that reads strings without decoding dictionaries.
 
