@@ -12,7 +12,6 @@ from tests.support.ops_strategies import CUTS, FEW, INTEGERS, TEXTS
 from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, HashBucket
-from tutorlib.workflow import Workflow
 
 
 def oracle_ids(values, threshold):
@@ -60,22 +59,6 @@ def test_categorify_uses_given_vocabularies_in_their_order_and_does_not_learn_th
     op = fit(op, Chunk({"c": column(["q"]), "other": np.array([1])}))
     assert op.vocabulary("c") == ["z", "a"]
     assert op.vocabulary("other") == [1]
-
-
-def test_ids_become_values_again_also_where_columns_share_a_vocabulary():
-    rows = Chunk({"item": column(["b", "a", None, "b"]), "next": column(["c", "b", "b", None])})
-    fitted = Workflow(["item", "next"] >> Categorify(joint=True), label_names=["next"]).fit(rows)
-    ids = fitted.transform(rows)
-    for name in ("item", "next"):
-        assert fitted.decode(name, ids[name]).tolist() == rows[name].tolist()
-    assert fitted.decode("next", np.eye(6, dtype=np.float32)[[5, 3, 2]]).tolist() == [
-        "c",
-        "b",
-        None,
-    ]
-    for wrong in (np.array([6]), np.array([-1]), np.ones((2, 3)), np.array([0.5])):
-        with pytest.raises(ValueError, match=r"column 'next': Categorify has ids in \[0, 6\)"):
-            fitted.decode("next", wrong)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])

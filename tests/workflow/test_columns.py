@@ -5,22 +5,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 
 from tests.support.workflow_rows import all_rows, same, write
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
-    Clip,
-    ColumnOp,
-    FillMedian,
     FillMissing,
     HashBucket,
     LabelEncoder,
-    LogOp,
     Normalize,
-    Rename,
 )
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
@@ -221,54 +215,3 @@ def test_vectors_keep_their_length_in_memory_in_files_in_batches_and_served(vect
     assert stacked["continuous"].shape == (40, LENGTH * len(names))
     with pytest.raises(Exception, match=r"lists must have the shape \[batch, 3\]"):
         layer(raw | {"lists": np.zeros((40, 2), np.float32)})
-
-
-PRICES = [0.5, 3.0, 20.0, 150.0]
-WAYS_BACK = {
-    "one op": lambda: ["y"] >> Normalize(),
-    "a chain": lambda: ["y"] >> FillMedian() >> Clip(min_value=0) >> LogOp() >> Normalize(),
-    "another name": lambda: ["y"] >> LogOp("float64") >> Rename({"y": "target"}),
-    "filled alone": lambda: ["y"] >> FillMissing(0),
-    "equal values": lambda: ["y"] >> Clip(3, 3) >> Normalize(),
-}
-
-
-@pytest.mark.parametrize("name", WAYS_BACK)
-def test_predictions_of_numbers_go_back_through_the_ops_of_the_label(name, tmp_path):
-    rows = Chunk({"y": np.array(PRICES)})
-    fitted = Workflow(WAYS_BACK[name]()).fit(rows)
-    (output,) = fitted.output_names
-    made = np.asarray(fitted.transform(rows)[output])
-    want = [3.0] * 4 if name == "equal values" else PRICES
-    for workflow in (fitted, Workflow.load(fitted.save(tmp_path / "saved"))):
-        for predictions in (
-            made, made[:, None], made.tolist(), pa.chunked_array([made[:1], made[1:]]),
-            tf.constant(made[:, None]), pa.array(made[:, None].tolist()),
-        ):  # fmt: skip
-            for label in {output, "y"}:
-                back = workflow.decode(label, predictions)
-                assert (back.dtype, back.shape) == ("float64", (4,))
-                np.testing.assert_allclose(back, want, rtol=1e-5)
-
-
-def test_a_label_without_a_way_back_is_refused_by_op_and_column():
-    class Squared(ColumnOp):
-        def transform_column(self, name, column):
-            return column * column
-
-    rows = Chunk({"y": np.array(PRICES), "k": np.arange(4), "plain": np.arange(4)})
-    groups = [["y"] >> Squared() >> LogOp(), ["k"] >> HashBucket(9), ["plain"]]
-    fitted = Workflow(*groups).fit(rows)
-    with pytest.raises(ValueError, match="column 'y': Squared has no way back"):
-        fitted.decode("y", [1.0])
-    with pytest.raises(ValueError, match="column 'k': HashBucket has no way back"):
-        fitted.decode("k", [1])
-    with pytest.raises(ValueError, match=r"op of numbers makes 'plain'; they make \['y', 'k'\]"):
-        fitted.decode("plain", [1])
-    logs = Workflow(["y"] >> LogOp()).fit(rows)
-    with pytest.raises(ValueError, match=r"not fitted\. Call fit"):
-        Workflow(["y"] >> Normalize()).decode("y", [1.0])
-    wrongs = [np.ones((2, 2)), ["a"], [[1.0], [1.0, 2.0]], [None], pa.array([1.0, None])]
-    for wrong in (*wrongs, {"y": [1.0]}, 1.0):
-        with pytest.raises(ValueError, match="column 'y': LogOp"):
-            logs.decode("y", wrong)

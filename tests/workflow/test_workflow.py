@@ -157,7 +157,7 @@ ERRORS = {
     ),
     "not fitted": (lambda: Workflow(X >> Normalize()).transform(DATA), r"Normalize.*\['x'\].*fit"),
     "no types": (lambda: Workflow(X).output_schema, "types are not known yet. Call fit"),
-    "no labels": (lambda: Workflow(X).fit(DATA).decode("x", [1]), "no LabelEncoder or Cat"),
+    "no labels": (lambda: Workflow(X).fit(DATA).decode("x", [1]), "no LabelEncoder makes 'x'"),
     "a path": (lambda: Workflow(X).transform("a"), "got 'a'; transform_to_parquet takes files"),
 }  # fmt: skip
 

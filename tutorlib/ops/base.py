@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from tutorlib.columns import (
     Array,
@@ -23,10 +22,8 @@ from tutorlib.columns import (
     Ragged,
     Strings,
     as_lists,
-    column_from_arrow,
     column_type,
     flat_values,
-    is_array,
     missing_in,
     parts_of,
     slice_rows,
@@ -100,14 +97,6 @@ class Op(ABC):
         """Return the op, not fitted, that `get_config` describes."""
         return cls(**config)
 
-    def decode(self, name: str, predictions: Any) -> Any:
-        """Return what goes into the op for predictions of what comes out: the way back of a label.
-
-        Raises:
-            ValueError: if the op has no way back, or the predictions do not fit it.
-        """
-        raise ValueError(self._wrong(name, "has no way back: make the label without it."))
-
     # What an op accepts of a column. Each error names the column and the op.
 
     def _wrong(self, name: str, rule: str) -> str:
@@ -149,23 +138,6 @@ class Op(ABC):
         values, valid = self._numbers(name, column)
         floats = values.astype(np.float64, copy=False)
         return floats if valid is None else with_nulls(floats.copy(), valid)
-
-    def _predicted(self, name: str, predictions: Any) -> np.ndarray:
-        """Return predictions as an array; ValueError, which names the column, if they are none."""
-        try:
-            return predictions_as_array(predictions)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                self._wrong(name, f"cannot decode these predictions: {error}")
-            ) from error
-
-    def _predicted_numbers(self, name: str, predictions: Any) -> np.ndarray:
-        """Return predictions of a number, [n] or [n, 1], as float64 [n]."""
-        given = self._predicted(name, predictions)
-        if given.dtype.kind not in "fiub" or given.shape[1:] not in ((), (1,)):
-            rule = "decodes numbers [n] or [n, 1], got"
-            raise ValueError(self._wrong(name, f"{rule} {given.dtype} of shape {given.shape}."))
-        return given.reshape(-1).astype(np.float64)
 
     def _check_size(self, name: str, values: np.ndarray) -> None:
         """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
@@ -209,37 +181,6 @@ def _is_written_number(text: str) -> bool:
     word = r"[^\W\d_]{1,4}"
     number = rf"(?:{word}\s)?[^\w]*\d[\d.,'\s]*[^\w]*(?:\s{word})?"
     return re.fullmatch(number, text[:100].strip()) is not None
-
-
-def predictions_as_array(predictions: Any) -> np.ndarray:
-    """Return predictions as an array [n] or [n, k], from all that models and `predict` give.
-
-    Args:
-        predictions: arrays, tensors, lists; Arrow arrays of numbers or of lists of one length, as
-            in a column of `loader.predict`; object arrays of arrays, as pandas makes of these.
-
-    Raises:
-        ValueError: if there are no rows, rows differ in length, or one is null.
-
-    Example:
-        >>> predictions_as_array(pa.chunked_array([[[0.2, 0.8]], [[0.7, 0.3]]])).shape
-        (2, 2)
-    """
-    if isinstance(predictions, pa.ChunkedArray):
-        predictions = predictions.combine_chunks()
-    if isinstance(predictions, pa.Array):
-        if predictions.null_count:
-            raise ValueError(f"{predictions.null_count} of {len(predictions)} are null")
-        predictions = column_from_arrow(predictions)
-    if isinstance(predictions, Ragged):
-        lengths = np.unique(np.diff(predictions.offsets)).tolist()
-        if len(lengths) > 1 or not is_array(predictions.values):
-            raise ValueError(f"a row needs the same number of values as each other, got {lengths}")
-        return predictions.values.reshape(len(predictions), *(lengths or [1]))
-    array = np.asarray(predictions)
-    if array.ndim == 0:
-        raise ValueError(f"an array with a row for each prediction is needed, got {predictions!r}")
-    return np.stack([*map(np.asarray, array)]) if array.dtype == object and len(array) else array
 
 
 def saved_name(kind: type[Op]) -> str:

@@ -231,8 +231,6 @@ class Categorify(ColumnOp, KeyedOp):
         ([3, 4, 3, 5], 6)
         >>> op.transform(Chunk({"C1": np.array([8])}))["C1"].tolist()  # out of vocabulary
         [2]
-        >>> op.decode("C1", np.array([4, 2])).tolist()
-        [5, None]
     """
 
     first_key = 2  # after the rows of null and of unknown values
@@ -323,31 +321,6 @@ class Categorify(ColumnOp, KeyedOp):
         if valid is not None:
             ids[~valid] = self.null_id(name)
         return ids
-
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
-        """Return the values of ids that a model predicts, None for padding, null and unknown.
-
-        Args:
-            name: the column, as the op sees it.
-            predictions: integer ids [n] or [n, 1]; or probabilities [n, cardinality], of which the
-                largest wins. As arrays, lists, or the Arrow column that `loader.predict` gives.
-
-        Returns:
-            object [n].
-
-        Raises:
-            ValueError: if the shape does not fit the cardinality, or an id is out of range.
-        """
-        given, size = self._predicted(name, predictions), self.cardinality(name)
-        ids = given.argmax(axis=1) if given.dtype.kind == "f" and given.ndim == 2 else given.ravel()
-        fits = ids.dtype.kind in "iu" and (given.ndim == 1 or given.shape[1:] in ((1,), (size,)))
-        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
-            rule = f"has ids in [0, {size}), got {given.dtype} predictions of shape {given.shape}"
-            raise ValueError(self._wrong(name, rule))
-        rows = ids.astype(np.int64) - self._first_id + self.first_key  # 0 or below for padding
-        values = np.empty(len(ids), dtype=object)
-        values[:] = take(self.table_of(name)["value"], np.maximum(rows, 0)).tolist()
-        return values
 
 
 def _with_nulls(nulls: int, counts: Counts) -> Chunk:
@@ -525,7 +498,14 @@ class LabelEncoder(ColumnOp, KeyedOp):
             ValueError: if the shape does not fit the number of classes, an id is not theirs, or a
                 probability is NaN.
         """
-        classes, given = self.table_of(name)["value"], self._predicted(name, predictions)
+        classes = self.table_of(name)["value"]
+        try:
+            given = np.asarray(predictions)
+            if given.dtype == object and len(given):  # rows, as Arrow and pandas hold them
+                given = np.stack([np.asarray(row) for row in given])
+        except (TypeError, ValueError) as error:
+            rule = f"cannot decode these predictions: {error}"
+            raise ValueError(self._wrong(name, rule)) from error
         flat, size = given.reshape(-1), len(classes)
         if given.dtype.kind == "f" and (missing := np.isnan(flat)).any():
             row = int(missing.argmax()) * len(given) // len(flat)
@@ -535,7 +515,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
         else:
             ids = flat >= 0.5 if given.dtype.kind == "f" and size == 2 else flat
         fits = len(ids) == len(given) and ids.dtype.kind in "iub"
-        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
+        if len(ids) and not (fits and 0 <= ids.min() <= ids.max() < size):
             rule = f"has {size} classes with ids in [0, {size}), got {given.dtype} predictions of "
             raise ValueError(self._wrong(name, f"{rule}shape {given.shape}"))
         found = take(classes, ids.astype(np.int64))

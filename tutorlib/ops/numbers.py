@@ -58,10 +58,6 @@ class _Filler(ColumnOp):
             return column_from_arrow(column_to_arrow(column).fill_null(fill))
         return np.where(missing, fill, values)
 
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
-        """Return the predictions as float64 [n]: they are filled values."""
-        return self._predicted_numbers(name, predictions)
-
     def value_for(self, name: str, dtype: np.dtype | None) -> Any:
         """Return the value that fills a column, as a scalar of its dtype (strings: None).
 
@@ -270,11 +266,6 @@ class Normalize(ColumnOp, LearningOp):
             result[block] = part
         return result
 
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
-        """Return prediction * standard deviation + mean, float64 [n], of numbers [n] or [n, 1]."""
-        mean, deviation = _numbers_in(self._state[name])
-        return self._predicted_numbers(name, predictions) * deviation + mean
-
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
         mean, deviation = _numbers_in(self._state[name])
@@ -335,10 +326,6 @@ class Clip(ColumnOp):
             values = np.where(values > high, high, values)
         return with_nulls(values, valid)
 
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
-        """Return the predictions as float64 [n]: they are limited values."""
-        return self._predicted_numbers(name, predictions)
-
     def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
         limits: list[Any] = [self.min_value, self.max_value]
@@ -394,10 +381,6 @@ class LogOp(ColumnOp):
             raise ValueError(self._wrong(name, rule))
         return np.log1p(values).astype(self.dtype)
 
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
-        """Return exp(prediction) - 1, float64 [n], of numbers [n] or [n, 1]."""
-        return np.expm1(self._predicted_numbers(name, predictions))
-
 
 class Rename(Op):
     """Gives columns other names.
@@ -423,10 +406,6 @@ class Rename(Op):
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns under their new names."""
         return Chunk(dict(zip(self.output_names(chunk.names), chunk.values(), strict=True)))
-
-    def decode(self, name: str, predictions: Any) -> Any:
-        """Return the predictions."""
-        return predictions
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the new names."""

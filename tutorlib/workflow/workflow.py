@@ -529,57 +529,42 @@ class Workflow:
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        return {n: op.classes_of(n) for n, op in self._encoders(ops.LabelEncoder).items()}
+        return {name: op.classes_of(name) for name, op in self._encoders().items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
-        """Return the classes, values or numbers that a model predicts: the way back of a label.
-
-        LabelEncoder gives classes, `Categorify(joint=True)` the values of a feature to predict.
-        Numbers go back through the ops of the label from the last to the first: Normalize, LogOp;
-        FillMissing, FillMedian and Clip change nothing.
+        """Return the classes that a model predicts of a label that LabelEncoder made.
 
         Args:
-            name: the label, as it comes out or as an op sees it.
-            predictions: numbers [n] or [n, 1], or what `decode` of LabelEncoder or Categorify
-                takes: arrays, tensors, lists, or a column of the table of `loader.predict`.
+            name: the label, as LabelEncoder sees it.
+            predictions: what `LabelEncoder.decode` takes: arrays, tensors, lists, or a column of
+                the table of `loader.predict`.
 
         Returns:
-            Array [n], float64 for numbers.
+            Array [n] of classes.
 
         Raises:
-            ValueError: before `fit`, if no op makes the column, an op has no way back, or the
-                predictions do not fit it; names op and column.
+            ValueError: before `fit`, if no LabelEncoder makes the column, or the predictions do not
+                fit its classes.
 
         Example:
-            >>> from tutorlib.ops import LabelEncoder, LogOp
-            >>> workflow = Workflow(["y"] >> LabelEncoder(), ["price"] >> LogOp())
-            >>> rows = Chunk({"y": np.array([3, 5]), "price": np.array([1.0, 2.0])})
-            >>> workflow = workflow.fit(rows)
+            >>> from tutorlib.ops import LabelEncoder
+            >>> workflow = Workflow(["y"] >> LabelEncoder()).fit(Chunk({"y": np.array([3, 5])}))
             >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
             ({'y': [3, 5]}, [5, 3])
-            >>> workflow.decode("price", np.log([[3.0], [5.0]])).round(9).tolist()
-            [2.0, 4.0]
         """
-        self.check_fitted()
-        ways = {n: _way_to(group, n) for group in self.groups for n in group.output_names}
-        ways |= {column: way for way in ways.values() for _, column in way if column not in ways}
-        changed = [
-            n for n, way in ways.items() if not all(isinstance(op, ops.Rename) for op, _ in way)
-        ]
-        if name not in changed:
-            raise ValueError(
-                f"no LabelEncoder or Categorify or op of numbers makes {name!r}; they make "
-                f"{changed}. Predictions of a column that passes through are its values."
-            )
-        values = predictions
-        for op, column in ways[name]:
-            values = op.decode(column, values)
-        return values
+        encoders = self._encoders()
+        if name not in encoders:
+            raise ValueError(f"no LabelEncoder makes {name!r}; they make {[*encoders]}")
+        return encoders[name].decode(name, predictions)
 
-    def _encoders(self, kinds: Any) -> dict[str, Any]:
-        """Return {column: its op of these kinds}, the column as the op sees it."""
-        steps = (step for group in self.groups for step in group.steps())
-        return {name: op for op, names in steps if isinstance(op, kinds) for name in names}
+    def _encoders(self) -> dict[str, ops.LabelEncoder]:
+        """Return {column: its LabelEncoder}, the column as the op sees it."""
+        encoders = {}
+        for group in self.groups:
+            for op, names in group.steps():
+                if isinstance(op, ops.LabelEncoder):
+                    encoders |= dict.fromkeys(names, op)
+        return encoders
 
     # ---- serving and saving ----------------------------------------------------------------------
 
@@ -658,21 +643,6 @@ class Workflow:
         if data is not None:
             workflow.check_data(data)
         return workflow
-
-
-def _way_to(group: ColumnGroup, name: str) -> list[tuple[ops.Op, str]]:
-    """Return the ops that made an output column, the last first, each with its name for it.
-
-    The way ends at an op that makes ids of values, or a column out of others.
-    """
-    way: list[tuple[ops.Op, str]] = []
-    for op, names in reversed(list(group.steps())):
-        if isinstance(op, ops.Rename):
-            name = names[op.output_names(names).index(name)]
-        way.append((op, name))
-        if isinstance(op, ops.LabelEncoder | ops.Categorify) or name not in names:
-            break
-    return way
 
 
 def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> ColumnGroup | None:
