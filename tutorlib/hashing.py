@@ -193,7 +193,7 @@ class KeyIndex:
         hashes = hash_values(self.keys)
         size = 1 << max(4, (2 * len(self.keys) - 1).bit_length())
         self._mask = np.uint64(size - 1)
-        ranks = np.zeros(size, dtype=np.int32 if len(self.keys) < 2**31 - 1 else np.int64)
+        ranks = np.zeros(size, dtype=np.int32)
         slots = (hashes & self._mask).astype(np.int64)
         waiting = np.arange(len(self.keys))
         while len(waiting):
@@ -223,7 +223,7 @@ class KeyIndex:
             wanted: integers [n] or `Strings`, of the kind of the keys.
 
         Returns:
-            int32 or int64 [n].
+            int32 [n].
         """
         length = len(wanted)
         hashes = hash_strings(wanted) if isinstance(wanted, Strings) else None

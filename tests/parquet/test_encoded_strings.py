@@ -110,7 +110,7 @@ def test_ops_make_the_same_of_encoded_texts(texts, buckets):
     array = pa.array(texts, pa.string())
     plain, encoded = Chunk({"t": column_from_arrow(array)}), Chunk({"t": encoded_column(array)})
     for group in (
-        ["t"] >> Categorify(num_oov_buckets=2),
+        ["t"] >> Categorify(),
         ["t"] >> Categorify(vocabularies={"t": ["a", "zz", "Müller"]}),
         ["t"] >> FillMissing("b") >> Categorify(freq_threshold=2),
         ["t"] >> HashBucket(buckets),

@@ -78,7 +78,7 @@ def criteo(count, seed):
 def criteo_workflow():
     return Workflow(
         CRITEO_NUMBERS >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
-        CRITEO_IDS >> Categorify(freq_threshold=3, num_oov_buckets=4),
+        CRITEO_IDS >> Categorify(freq_threshold=3),
         ["label"],
     )
 

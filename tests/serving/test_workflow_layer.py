@@ -153,16 +153,9 @@ def test_every_op_of_this_library_but_that_of_labels_has_a_served_version():
     } - {"a"}
 
 
-@pytest.mark.parametrize(
-    ("op", "reason"),
-    [
-        (Squared(), r"Squared of the columns \['a'\] has no TensorFlow version in .*SERVED"),
-        (LogOp("float64"), r"LogOp of the columns \['a'\] gives float64"),
-        (Normalize("float16"), r"Normalize of the columns \['a'\] gives float16"),
-    ],
-)
-def test_an_op_that_cannot_be_served_is_refused_with_the_reason(op, reason):
-    workflow = Workflow(["a"] >> op).fit(Chunk({"a": np.arange(3.0)}))
+def test_an_op_that_cannot_be_served_is_refused_with_the_reason():
+    workflow = Workflow(["a"] >> Squared()).fit(Chunk({"a": np.arange(3.0)}))
+    reason = r"Squared of the columns \['a'\] has no TensorFlow version in .*SERVED"
     with pytest.raises(ValueError, match=f"cannot be served: .*{reason}"):
         workflow.to_keras()
 

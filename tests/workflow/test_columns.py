@@ -88,7 +88,8 @@ def labelled():
 def fitted():
     return Workflow(
         ["x", "v"] >> FillMissing(0) >> Normalize(),
-        ["item", "next"] >> Categorify(joint=True),
+        ["item"] >> Categorify(),
+        ["next"] >> LabelEncoder(),
         ["word", "tags"] >> Categorify(),
         ["income"] >> LabelEncoder(),
         ["label", "w"],

@@ -4,16 +4,13 @@
 that learns makes a state of each row range, and the states are merged in the order of the rows.
 
 For every op: a column of lists is transformed value by value and keeps its lists, or is refused;
-computed numbers are float32 unless `dtype` says otherwise; errors name the op and the column.
+computed numbers are float32; errors name the op and the column.
 
 To add an op: a class here, its name below, a row in `tests/ops/cases.py`, and a `ServedOp` in
 `tutorlib/serving` if a model is to carry it.
 """
 
 from tutorlib.ops.base import (
-    FIRST_OOV_ID,
-    NULL_ID,
-    PADDING_ID,
     ColumnGroup,
     ColumnOp,
     LearningOp,
@@ -37,7 +34,7 @@ from tutorlib.ops.numbers import (
 )
 
 __all__ = [
-    "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Categorify", "Clip", "ColumnGroup",
+    "Categorify", "Clip", "ColumnGroup",
     "ColumnOp", "FillMedian", "FillMissing", "HashBucket",
     "LabelEncoder", "LearningOp", "LogOp", "Normalize", 
     "Op", "Rename", "as_group", "op_class", "saved_name",

@@ -33,7 +33,7 @@ from tutorlib.columns import (
 from tutorlib.display import shortened
 from tutorlib.schema import Column, remedy_for, role_of
 
-PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
+NULL_ID, UNKNOWN_ID, FIRST_ID = 1, 2, 3  # of Categorify; 0 pads lists
 
 State = dict[str, Chunk]  # a table for each column, or for what columns share
 
@@ -245,15 +245,16 @@ class ColumnOp(Op):
         return Chunk(result)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return ids of the op's `cardinality(name)`, or columns of its `dtype`, if it has either.
+        """Return int32 ids of the op's `cardinality(name)`, or columns of its `dtype`, if any.
 
         A column gets the default role of a new dtype.
         """
         if hasattr(self, "cardinality"):
-            sizes = [self.cardinality(column.name) for column in columns]
-            ids = [{"role": "categorical", "dtype": id_dtype(n), "cardinality": n} for n in sizes]
-            kinds = zip(columns, ids, strict=True)
-            return [dataclasses.replace(with_lists(c), **made) for c, made in kinds]
+            ids = {"role": "categorical", "dtype": "int32"}
+            return [
+                dataclasses.replace(with_lists(c), cardinality=self.cardinality(c.name), **ids)
+                for c in columns
+            ]
         if not hasattr(self, "dtype"):
             return list(columns)
         made = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
@@ -429,11 +430,6 @@ def as_group(columns: Any) -> ColumnGroup:
 # Settings of ops, and the schema of their output.
 
 
-def per_column(setting: Any, name: str, default: Any = None) -> Any:
-    """Return a column's setting, from {name: setting} or from one setting for all columns."""
-    return setting.get(name, default) if isinstance(setting, Mapping) else setting
-
-
 def check_real(name: str, value: Any) -> Any:
     """Return a finite number; ValueError, which calls it `name`, for anything else.
 
@@ -446,19 +442,6 @@ def check_real(name: str, value: Any) -> Any:
     if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {reprlib.repr(value)}")
     return value
-
-
-def float_dtype(dtype: Any, op: str) -> str:
-    """Return the NumPy name of a floating-point dtype; ValueError for another one."""
-    name = np.dtype(dtype).name
-    if name not in ("float16", "float32", "float64"):
-        raise ValueError(f"{op}: dtype must be float16, float32 or float64, got {name}")
-    return name
-
-
-def id_dtype(cardinality: int) -> str:
-    """Return the dtype of ids in [0, cardinality): "int32", or "int64" beyond 2**31."""
-    return "int32" if cardinality <= 2**31 else "int64"
 
 
 def with_lists(column: Column) -> Column:

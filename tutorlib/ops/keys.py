@@ -27,13 +27,12 @@ from tutorlib.columns import (
 )
 from tutorlib.hashing import KeyIndex, hash_values, to_buckets
 from tutorlib.ops.base import (
-    FIRST_OOV_ID,
+    FIRST_ID,
     NULL_ID,
+    UNKNOWN_ID,
     ColumnOp,
     LearningOp,
     State,
-    id_dtype,
-    per_column,
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.schema import Column
@@ -193,7 +192,7 @@ class Categorify(ColumnOp, KeyedOp):
 
     * 0: padding, which no value gets;
     * 1: null;
-    * 2 to 1 + num_oov_buckets: out of vocabulary, chosen by hash if there are several;
+    * 2: out of vocabulary;
     * then the values by falling frequency, equally frequent ones by value: integers as numbers,
       strings by their UTF-8 bytes.
 
@@ -202,25 +201,21 @@ class Categorify(ColumnOp, KeyedOp):
     together hold at most 1 % of the values fitted on; or up to ten that hold at most 1 % each and
     5 % together, since a single one says little about others; or the rarest one, if it holds at
     most 2 %. In a smaller vocabulary, such as weekdays, no value may be that rare; then each gets
-    an id, and an unknown value one that no row has trained. Several buckets divide the rare values
-    by hash as they do unknown ones, so that one without a rare value stays untrained.
+    an id, and an unknown value one that no row has trained.
 
     If no value fitted on was null, the id of null is not trained either: a null then counts as out
     of vocabulary (id 2), if any value did.
 
-    Returns (from transform): int32 ids, int64 for a cardinality above 2**31; lists keep their
-    lengths.
+    Returns (from transform): int32 ids; lists keep their lengths.
 
     Args:
-        freq_threshold: values that occur fewer times are out of vocabulary, 0 for none; or
-            {name: threshold}. None, also for columns without an entry, for the rule above. With a
-            threshold below the count of each value, nothing trains the id of unknown values.
-        num_oov_buckets: ids for values out of vocabulary, at least 1.
+        freq_threshold: values that occur fewer times are out of vocabulary, 0 for none. None for
+            the rule above. With a threshold below the count of each value, nothing trains the id of
+            unknown values.
         vocabularies: {name: values in the order of their ids} of columns that do not learn.
-        joint: whether the columns share one vocabulary (user and friend, film and sequel).
 
     Raises:
-        ValueError: if arguments contradict each other.
+        ValueError: if `freq_threshold` is negative, or a vocabulary has a value twice.
         TypeError: for floats, and for strings where integers were learned or the other way round.
 
     Example:
@@ -237,42 +232,27 @@ class Categorify(ColumnOp, KeyedOp):
 
     def __init__(
         self,
-        freq_threshold: int | Mapping[str, int] | None = None,
-        num_oov_buckets: int = 1,
+        freq_threshold: int | None = None,
         vocabularies: Mapping[str, Any] | None = None,
-        joint: bool = False,
     ) -> None:
-        self.freq_threshold, self.joint = freq_threshold, joint
-        buckets = check_integer("Categorify: num_oov_buckets", num_oov_buckets, 1, bits=31)
-        self.num_oov_buckets = buckets
-        self._first_id = FIRST_OOV_ID + buckets
-        for threshold in _settings(freq_threshold):
-            if threshold is not None:
-                check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
-        settings = (vocabularies, freq_threshold)
-        by_name = [s for s in settings if isinstance(s, Mapping) and s]  # none is saved as {}
-        if joint and by_name:
-            raise ValueError(f"Categorify: joint=True takes no settings by column, got {by_name}")
+        if freq_threshold is not None:
+            check_integer("Categorify: freq_threshold", freq_threshold, 0, bits=63)
+        self.freq_threshold = freq_threshold
         self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
         self.state = {}
-
-    def vocabulary_key(self, name: str) -> str:
-        """Return the name of a column's vocabulary: "joint" if columns share it, else `name`."""
-        return "joint" if self.joint else name
 
     def tables(self) -> State:
         """Return the vocabularies, given and learned, as `learn` returns them."""
         return {**self.vocabularies, **self._state}
 
     def partial(self, chunk: Chunk) -> State:
-        """Return {vocabulary: its counted keys}."""
+        """Return {column: its counted keys}."""
         state: State = {}
         for name, column in chunk.items():
             if name not in self.vocabularies:
                 values, valid = self._keys(name, flat_values(column), to_learn=True)
                 nulls = 0 if valid is None else int((~valid).sum())
-                counted = _with_nulls(nulls, count_keys(values, valid))
-                state = self.merge(state, {self.vocabulary_key(name): counted})
+                state[name] = _with_nulls(nulls, count_keys(values, valid))
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
@@ -288,7 +268,7 @@ class Categorify(ColumnOp, KeyedOp):
         keys, counts = keys_of(merged["value"]), merged["count"][1:]
         order = pc.array_sort_indices(keys).to_numpy()
         order = order[np.argsort(-counts[order], kind="stable")]
-        known = len(order) - _rare(counts[order], per_column(self.freq_threshold, name))
+        known = len(order) - _rare(counts[order], self.freq_threshold)
         order, rare = order[:known], order[known:]
         without_id = [merged["count"][0], counts[rare].sum()]
         value = after_null(keys.take(pa.array(order)), nulls=2)
@@ -300,24 +280,20 @@ class Categorify(ColumnOp, KeyedOp):
 
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids are in [0, cardinality)."""
-        return self._first_id + len(self.index_of(name).keys)
+        return FIRST_ID + len(self.index_of(name).keys)
 
     def null_id(self, name: str) -> int:
         """Return the id of a null: that of unknown values if training has these alone."""
         nulls, unknown = self.table_of(name)["count"][:2].tolist()
-        return FIRST_OOV_ID if unknown and not nulls else NULL_ID
+        return UNKNOWN_ID if unknown and not nulls else NULL_ID
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the ids of a column's values."""
         values, valid = self._keys(name, column)
         index = self.index_of(name)
         self._check_kind(name, values, index.keys)
-        ids = find_keys(index, values).astype(id_dtype(self.cardinality(name)), copy=False)
-        ids += self._first_id - 1  # position 0, of an unknown value, becomes the last bucket
-        if self.num_oov_buckets > 1:
-            rows = np.flatnonzero(ids == self._first_id - 1)
-            hashes = hash_values(take(values, rows))
-            ids[rows] = to_buckets(hashes, self.num_oov_buckets) + FIRST_OOV_ID
+        ids = find_keys(index, values)
+        ids += UNKNOWN_ID  # positions count from 1, and 0 is unknown
         if valid is not None:
             ids[~valid] = self.null_id(name)
         return ids
@@ -350,11 +326,6 @@ def _rare(counts: np.ndarray, threshold: int | None) -> int:
     return max(int((100 * together <= total).sum()), few, one)
 
 
-def _settings(setting: Any) -> list[Any]:
-    """Return the values of {name: setting}, or one setting."""
-    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
-
-
 def _vocabulary(name: str, values: Any) -> Chunk:
     """Return the user's integers or strings as a vocabulary; TypeError for others and nulls."""
     if isinstance(values, Chunk):  # of `get_config`
@@ -378,8 +349,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
     of the workflow, also without `label_names`; each column has classes of its own. A served
     workflow leaves labels out.
 
-    Returns (from transform): int32 ids, int64 for more than 2**31 classes; a null or NaN stays
-    null.
+    Returns (from transform): int32 ids; a null or NaN stays null.
 
     Args:
         classes: strings, numbers or booleans in the order of their ids. None learns those in the
@@ -469,8 +439,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
                 "on rows of every class, or name all of them in classes=."
             )
             raise ValueError(self._wrong(name, rule))
-        ids = found.astype(id_dtype(len(classes)), copy=False) - 1
-        return with_nulls(ids, ~missing)
+        return with_nulls(found - 1, ~missing)
 
     def _find(self, name: str, values: Any) -> Array:
         """Return the number of each value's class, from 1; 0 if it has none."""
@@ -523,8 +492,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return label columns of ids."""
-        sizes = [self.table_of(column.name).num_rows for column in columns]
-        return [Column(c.name, "label", id_dtype(n)) for c, n in zip(columns, sizes, strict=True)]
+        return [Column(column.name, "label", "int32") for column in columns]
 
 
 def _bits(values: Array) -> Array:
@@ -573,7 +541,8 @@ class HashBucket(ColumnOp):
 
     def __init__(self, num_buckets: int | Mapping[str, int], first_id: int = 0) -> None:
         self.first_id = check_integer("HashBucket: first_id", first_id, at_least=0, bits=31)
-        for buckets in _settings(num_buckets):
+        by_name = num_buckets if isinstance(num_buckets, Mapping) else {"": num_buckets}
+        for buckets in by_name.values():
             check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
             size = int(buckets) + self.first_id
             check_integer("HashBucket: first_id + num_buckets", size, at_least=1, bits=31)
@@ -590,7 +559,8 @@ class HashBucket(ColumnOp):
 
     def buckets(self, name: str) -> int:
         """Return the number of buckets of a column."""
-        return int(per_column(self.num_buckets, name))
+        setting = self.num_buckets
+        return int(setting[name] if isinstance(setting, Mapping) else setting)
 
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids are in [0, cardinality)."""
@@ -598,7 +568,7 @@ class HashBucket(ColumnOp):
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without buckets."""
-        missing = [name for name in names if per_column(self.num_buckets, name) is None]
-        if missing:
+        by_name = self.num_buckets if isinstance(self.num_buckets, Mapping) else names
+        if missing := [name for name in names if name not in by_name]:
             raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
         return list(names)

@@ -29,7 +29,6 @@ from tutorlib.ops.base import (
     Op,
     State,
     check_real,
-    float_dtype,
 )
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column, listed, remedy_for
@@ -196,11 +195,8 @@ class Normalize(ColumnOp, LearningOp):
     taken of the distances from the mean of a row range, so that a column of 1e9 plus a little keeps
     its digits.
 
-    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
+    Returns (from transform): float32 columns; a null becomes NaN, lists keep their lengths. A
     column of equal values becomes zeros.
-
-    Args:
-        dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
         ValueError: if a value is infinite or 2**400 or more; in `learn`, for a column of nulls.
@@ -217,8 +213,7 @@ class Normalize(ColumnOp, LearningOp):
     American Statistician 37 (1983), for merging.
     """
 
-    def __init__(self, dtype: str = "float32") -> None:
-        self.dtype = float_dtype(dtype, "Normalize")
+    dtype = "float32"
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: count, mean and squared distances from it}, no row without a value."""
@@ -352,10 +347,7 @@ class LogOp(ColumnOp):
 
     It computes in float64 and rounds once: the float32 logarithms of NumPy and TensorFlow differ.
 
-    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths.
-
-    Args:
-        dtype: of the result, "float16", "float32" or "float64".
+    Returns (from transform): float32 columns; a null becomes NaN, lists keep their lengths.
 
     Raises:
         ValueError: for a value of -1 or below, with its position.
@@ -367,8 +359,7 @@ class LogOp(ColumnOp):
         [0.0, 0.6931471824645996]
     """
 
-    def __init__(self, dtype: str = "float32") -> None:
-        self.dtype = float_dtype(dtype, "LogOp")
+    dtype = "float32"
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return log(1 + x)."""

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tutorlib import ops
-from tutorlib.ops import FIRST_OOV_ID
-from tutorlib.ops.base import id_dtype
+from tutorlib.ops.base import UNKNOWN_ID
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
 
@@ -84,31 +83,15 @@ class ServedClip(ServedOp):
         return column.with_values(values, column.valid)
 
 
-def refuse_dtypes(op: Any, *dtypes: str) -> None:
-    """Raise ValueError for an op that makes one of these dtypes.
-
-    TensorFlow rounds to float16 in two steps, and has other last bits of float64 logarithms.
-    """
-    if op.dtype in dtypes:
-        raise ValueError(
-            f"gives {op.dtype}, whose last bits TensorFlow computes otherwise than "
-            "NumPy: take dtype='float32'"
-        )
-
-
 class ServedLogOp(ServedOp):
     """`LogOp`."""
-
-    def build(self) -> None:
-        """Refuse dtypes whose last bits would differ."""
-        refuse_dtypes(self.op, "float16", "float64")
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return log(1 + x)."""
         values = tensors.as_float64(column)
         rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
         tensors.require(~tf.reduce_any(values <= -1.0), rule)
-        return column.with_values(tf.cast(tf.math.log1p(values), self.op.dtype))
+        return column.with_values(tf.cast(tf.math.log1p(values), tf.float32))
 
 
 class ServedNormalize(ServedOp):
@@ -116,14 +99,13 @@ class ServedNormalize(ServedOp):
 
     def build(self) -> None:
         """Keep shift and scale of each column, float64 [2]."""
-        refuse_dtypes(self.op, "float16")
         self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return (x - shift) / scale."""
         shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
         values = (tensors.as_float64(column) - shift) / scale
-        return column.with_values(tf.cast(values, self.op.dtype))
+        return column.with_values(tf.cast(values, tf.float32))
 
 
 class ServedHashBucket(ServedOp):
@@ -140,22 +122,12 @@ class ServedCategorify(ServedOp):
     """`Categorify`."""
 
     def build(self) -> None:
-        """Keep the vocabularies; columns that share one share its variables."""
-        one_column = {self.op.vocabulary_key(name): name for name in self.wanted}
-        self.tables = {
-            key: tensors.KeyTable(self.op.index_of(name).keys) for key, name in one_column.items()
-        }
+        """Keep the vocabularies."""
+        self.tables = {n: tensors.KeyTable(self.op.index_of(n).keys) for n in self.wanted}
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the ids of the values."""
-        buckets = self.op.num_oov_buckets
-        table = self.tables[self.op.vocabulary_key(name)]
-        ids = tf.cast(table.find(column.values), id_dtype(self.op.cardinality(name)))
-        unknown = tf.constant(FIRST_OOV_ID, ids.dtype)
-        if buckets > 1:
-            hashes = tensors.hash_values(column.values)
-            unknown += tf.cast(tensors.to_buckets(hashes, buckets), ids.dtype)
-        ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)  # found from 1
+        ids = self.tables[name].find(column.values) + UNKNOWN_ID
         return column.with_values(column.without_nulls(ids, self.op.null_id(name)))
 
 

@@ -192,9 +192,8 @@ class KeyTable(tf.Module):
         words = hash_on_host(keys).view(np.int64) if strings else np.asarray(keys).astype(np.int64)
         self._unsigned = not strings and np.asarray(keys).dtype == np.uint64
         order = np.argsort(words)
-        wide = len(words) >= 2**31 - 1
         self._words = fixed(words[order])
-        self._positions = fixed((order + 1).astype(np.int64 if wide else np.int32))
+        self._positions = fixed((order + 1).astype(np.int32))
         self._strings = fixed(as_string_tensor(keys.take(order))) if strings else None
         self.size = len(words)
         # Keys that have one hash stand together: how many at most.
@@ -207,7 +206,7 @@ class KeyTable(tf.Module):
             wanted: integers or strings [n], of the kind of the keys.
 
         Returns:
-            int32 [n], int64 for 2**31 - 1 keys or more.
+            int32 [n].
         """
         if self.size == 0:
             return tf.zeros_like(wanted, dtype=self._positions.dtype)

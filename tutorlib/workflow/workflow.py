@@ -508,22 +508,18 @@ class Workflow:
         return Schema(c for c in schema if c.cardinality is not None).embedding_sizes()
 
     def check_label_ids(self, names: Iterable[str]) -> None:
-        """Raise ValueError for output columns that cannot be labels, as ids of features.
-
-        `Categorify(joint=True)` may make a label: its ids are those of a feature to predict.
-        """
+        """Raise ValueError for output columns that cannot be labels, as ids of features."""
         wanted = set(names)
         for group in self.groups:
             makers = [op for op in group.ops if not isinstance(op, ops.Rename)]
             last = makers[-1] if makers else None
             of_features = isinstance(last, ops.Categorify | ops.HashBucket)
             labels = wanted & set(group.output_names)
-            if of_features and labels and not getattr(last, "joint", False):
+            if of_features and labels:
                 raise ValueError(
                     f"label {min(labels)!r}: {type(last).__name__} makes ids for features, not "
                     "classes 0 to n - 1: Categorify begins with padding, null and out of "
-                    "vocabulary, and hashed classes collide. Use LabelEncoder; to predict the ids "
-                    "of a feature, Categorify(joint=True) over both."
+                    "vocabulary, and hashed classes collide. Use LabelEncoder."
                 )
 
     @property
