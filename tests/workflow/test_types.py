@@ -188,13 +188,6 @@ def test_integers_beyond_the_width_fitted_on_are_values_that_were_not_met():
     assert FITTED.transform(rows)["item_id"].tolist() == [3, 4, 2] * 4
 
 
-def test_a_hash_of_times_before_fit_is_refused_because_their_unit_decides():
-    with pytest.raises(
-        ValueError, match=r"'day': the hash of datetime64\[us\] depends on its unit"
-    ):
-        Workflow(["day"] >> HashBucket(9)).transform(table())
-
-
 def test_a_served_time_of_another_unit_is_converted_or_refused():
     layer = Workflow(["day"] >> Categorify()).fit(table()).to_keras()
     days = table()["day"].to_numpy()

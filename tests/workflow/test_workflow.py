@@ -147,18 +147,22 @@ ERRORS = {
     "ids as label": (lambda: Workflow(["label"] >> Categorify()), "Use LabelEncoder"),
     "fit without": (lambda: Workflow(["z"]).fit(DATA), r"\['z'\] are not in the data, which has"),
     "transform without": (
-        lambda: Workflow(["x", "z"]).transform(DATA), r"needs columns \['z'\]; there are"
+        lambda: Workflow(["x", "n"]).fit(DATA).transform(DATA.drop(["n"])),
+        r"needs columns \['n'\]; there are",
     ),
     "transform with names misspelt": (
         lambda: (
-            Workflow(["x", "X_1"]).transform(pa.table({"x": [1.0], "x-1": [1.0], "x-2": [1.0]}))
+            Workflow(["x", "X_1"])
+            .fit(pa.table({"x": [1.0], "X_1": [1.0]}))
+            .transform(pa.table({"x": [1.0], "x-1": [1.0], "x-2": [1.0]}))
         ),
         r"needs columns \['X_1' \(did you mean 'x-1'\?\)\]; there are \['x', 'x-1', 'x-2'\]",
     ),
+    "nothing to learn": (lambda: Workflow(["n"] >> HashBucket(9)).transform(DATA), "Call fit"),
     "not fitted": (lambda: Workflow(X >> Normalize()).transform(DATA), r"Normalize.*\['x'\].*fit"),
-    "no types": (lambda: Workflow(X).output_schema, "types are not known yet. Call fit"),
+    "no types": (lambda: Workflow(X).output_schema, "types of the columns are not known. Call fit"),
     "no labels": (lambda: Workflow(X).fit(DATA).decode("x", [1]), "no LabelEncoder makes 'x'"),
-    "a path": (lambda: Workflow(X).transform("a"), "got 'a'; transform_to_parquet takes files"),
+    "a path": (lambda: Workflow(X).fit(DATA).transform("a"), "transform_to_parquet takes files"),
 }  # fmt: skip
 
 

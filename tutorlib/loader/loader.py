@@ -262,10 +262,9 @@ class KerasSequenceLoader(LoaderAdapter):
         Args:
             workflow_or_function: a fitted `Workflow`: its features replace the loader's, but named
                 ones that it does not take stay; its labels and weight are used if the loader names
-                none, except with `label_names=[]`. Those that the loader names become its own
-                (`Workflow.take_targets`), so that it can be mapped over rows to predict, which lack
-                them. Or a function that takes a `Chunk` and returns a `Chunk` of as many rows, with
-                the columns of the loader's schema in the same types.
+                none, except with `label_names=[]`. The Workflow stays as it is. Or a function that
+                takes a `Chunk` and returns a `Chunk` of as many rows, with the columns of the
+                loader's schema in the same types.
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.

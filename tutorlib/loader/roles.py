@@ -184,7 +184,7 @@ def online(
             another kind than the one fitted on; if the user named some of the columns of which it
             makes features, but not all.
     """
-    workflow.take_targets(given.labels.names, *given.with_role("weight").names)
+    workflow = workflow.with_targets(given.labels.names, *given.with_role("weight").names)
     types = dict(source.column_types)
     for group in workflow.groups if unlabelled else []:
         if {*group.output_names} <= {*workflow.label_names}:

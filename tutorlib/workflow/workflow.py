@@ -26,7 +26,6 @@ from tutorlib.schema import (
     Schema,
     column_type,
     element_type,
-    is_time,
     listed,
     role_of,
     time_kind,
@@ -51,8 +50,8 @@ class Workflow:
 
     Args:
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
-        label_names: output columns that are labels; None means "label", if there is one. Labels
-            and weight that a loader names become the workflow's too: see `take_targets`.
+        label_names: output columns that are labels; None means "label", if there is one. Rows to
+            predict, or to export a model for, may lack the labels that are named here.
         weight_name: output column with the weight of each row; None for no weights.
 
     Attributes:
@@ -120,7 +119,7 @@ class Workflow:
         self._empty: list[str] = []  # inputs without any value in the data: see `for_columns`
 
     def __repr__(self) -> str:
-        fitted = "not fitted" if unfitted_ops(self.groups) else "fitted"
+        fitted = "fitted" if self.input_types else "not fitted"
         columns = f"{len(self.input_names):,} columns in, {len(self.output_names):,} out"
         return "\n  ".join([f"Workflow: {fitted}, {columns}", *map(repr, self.groups)])
 
@@ -194,12 +193,14 @@ class Workflow:
         return self
 
     def check_fitted(self) -> None:
-        """Raise ValueError if an op is not fitted."""
+        """Raise ValueError before `fit`, also if no op has anything to learn."""
         for group, index in unfitted_ops(self.groups):
             raise ValueError(
                 f"{group.ops[index]!r} of the columns {list(group.names)} is not fitted. Call "
                 "fit(source) first."
             )
+        if not self.input_types:
+            raise ValueError("the types of the columns are not known. Call fit(source) first.")
 
     def check_data(self, data: Any) -> None:
         """Raise ValueError unless `data` has the columns that the workflow was fitted on.
@@ -220,6 +221,7 @@ class Workflow:
             Traceback (most recent call last):
             ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
         """
+        self.check_fitted()
         source = as_source(data)
         schema = None if of_chunks(data) else source.arrow_schema
         self.for_columns(source.column_types).check_types(source.column_types, schema)
@@ -232,16 +234,8 @@ class Workflow:
             schema: the `pyarrow.Schema` of the data, which tells what its times are; None if there
                 is none.
         """
-        for group in self.groups:
-            hashed = group.names if any(isinstance(op, ops.HashBucket) for op in group.ops) else ()
-            for name in (n for n in hashed if n in types and n not in self.input_types):
-                if is_time(element_type(types[name][0])[0]):
-                    raise ValueError(
-                        f"column {name!r}: the hash of {type_words(types[name])} depends on its "
-                        "unit, and the workflow was fitted on none. Call fit(source) first."
-                    )
         differences, remedies = [], []
-        for name in (n for n in self.input_names if n in self.input_types):
+        for name in self.input_names:
             given, fitted = types.get(name), self.input_types[name]
             remedy = None if given is None else type_mismatch(given, fitted)
             kinds = [time_kind(schema.field(name).type) if schema and given else None]
@@ -268,16 +262,15 @@ class Workflow:
         """Return the columns of a chunk in the types that the workflow was fitted on."""
         columns = {}
         for name in self.input_names:
-            columns[name] = column = chunk[name]
-            if name in self.input_types:
-                try:
-                    columns[name] = converted(column, self.input_types[name])
-                except ValueError as error:
-                    was, got = map(type_words, (self.input_types[name], column_type_of(column)))
-                    raise ValueError(
-                        f"column {name!r}: the workflow was fitted on {was}, got {got}, of which "
-                        f"{error}. Round or cast the column in the data, or fit the workflow again."
-                    ) from error
+            column, fitted = chunk[name], self.input_types[name]
+            try:
+                columns[name] = converted(column, fitted)
+            except ValueError as error:
+                was, got = type_words(fitted), type_words(column_type_of(column))
+                raise ValueError(
+                    f"column {name!r}: the workflow was fitted on {was}, got {got}, of which "
+                    f"{error}. Round or cast the column in the data, or fit the workflow again."
+                ) from error
         return Chunk(columns)
 
     # ---- transforming ----------------------------------------------------------------------------
@@ -367,34 +360,34 @@ class Workflow:
             lacking.weight_name = None
         lacking._empty = []
         needed = lacking.input_names
-        lacking._empty = [name for name in needed if name in empty and name in self.input_types]
+        lacking._empty = [name for name in needed if name in empty]
         if lacking._empty and not lacking.input_names:
             raise ValueError(f"none of the columns {needed} has a value in any row")
         return lacking
 
-    def take_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> None:
-        """Make labels and weight of output columns that passed for features until now.
+    def with_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> Self:
+        """Return the workflow with these output columns as labels and weight, too.
 
-        `loader.map` calls it with the labels and the weight of the loader, so that the workflow can
-        then be applied to rows to predict, which lack them: see `for_columns`. Names that are not
-        among the outputs, or have a role already, change nothing.
+        `loader.map` calls it with the labels and the weight of the loader. Names that are not among
+        the outputs, or have a role already, change nothing.
 
         Raises:
             ValueError: for ids of features, as `check_label_ids` says.
 
         Example:
             >>> from tutorlib.ops import LogOp
-            >>> workflow = Workflow(["x"] >> LogOp(), ["y"])
-            >>> workflow.take_targets(["y"])
+            >>> workflow = Workflow(["x"] >> LogOp(), ["y"]).with_targets(["y"])
             >>> workflow.for_columns({"x": ("float64", False)}).output_names
             ['x']
         """
         features = [name for name in self.output_names if name not in self._targets]
         labels = [name for name in label_names if name in features]
         self.check_label_ids(labels)
-        self.label_names += labels
+        workflow = copy.copy(self)
+        workflow.label_names = [*self.label_names, *labels]
         if self.weight_name is None and weight_name in features and weight_name not in labels:
-            self.weight_name = weight_name
+            workflow.weight_name = weight_name
+        return workflow
 
     def remedy_for_missing(self, given: Iterable[str]) -> str:
         """Return what an error adds if columns that pass through are missing in data, else ""."""
@@ -476,8 +469,6 @@ class Workflow:
             ValueError: before `fit`.
         """
         self.check_fitted()
-        if not self.input_types:
-            raise ValueError("the column types are not known yet. Call fit(source) first.")
         columns: list[Column] = []
         for group in self.groups:
             given = []
