@@ -230,6 +230,19 @@ def test_a_null_where_training_had_none_is_served_as_it_is_transformed(tmp_path)
     np.testing.assert_allclose(got, want["prediction"].to_numpy(), rtol=1e-5)
 
 
+def test_a_null_that_no_op_fills_is_refused_whatever_the_network_makes_of_it(tmp_path):
+    """A ReLU on a CPU makes 0 of NaN, which looks like a prediction."""
+    rows = Chunk({"x": np.arange(4.0), "filled": np.arange(4.0)})
+    workflow = Workflow(["x"] >> Normalize(), ["filled"] >> FillMedian() >> Normalize()).fit(rows)
+    model = movielens_network(workflow.output_schema, [8])
+    path = export_serving(model, workflow, tmp_path / "model")
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    whole, hole = tf.constant([1.0, 2.0], tf.float64), tf.constant([1.0, np.nan], tf.float64)
+    assert np.isfinite(serve(x=whole, filled=hole)["predictions"]).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="column x comes out with a null"):
+        serve(x=hole, filled=whole)
+
+
 class TenBest(keras.Model):
     """Films by title, best first; of raw ids, genres and titles, so nothing is known of dtypes."""
 

@@ -133,7 +133,7 @@ def test_what_transform_or_a_loader_refuses_the_graph_refuses():
     layer = Workflow(["x"]).fit(Chunk({"x": np.ones(2)})).to_keras()
     with pytest.raises(tf.errors.InvalidArgumentError, match="column x: a value is too large for"):
         layer({"x": np.array([1.0, 1e300])})
-    assert layer({"x": np.array([np.inf, np.nan])})["x"].dtype == "float32"
+    assert layer({"x": np.array([np.inf, 1.0])})["x"].dtype == "float32"
 
 
 class ServedSquared(ServedOp):

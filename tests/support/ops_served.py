@@ -110,7 +110,10 @@ class Served:
         assert_same_bits(self.transform(raw), as_batch(out))
         with np.errstate(over="ignore"):
             want = in_batch_dtypes(as_batch(out), schema)
-        if any(is_too_large(want[name], values) for name, values in as_batch(out).items()):
+        if any(values.dtype.kind == "f" and np.isnan(values).any() for values in want.values()):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="comes out with a null"):
+                self.graph(raw)
+        elif any(is_too_large(want[name], values) for name, values in as_batch(out).items()):
             with pytest.raises(tf.errors.InvalidArgumentError, match="is too large for"):
                 self.graph(raw)
         else:

@@ -61,7 +61,7 @@ class WorkflowLayer(keras.layers.Layer):
         ValueError: before `fit`, or if an op cannot be served, with the reason; in a call, if a
             column is missing or of another type.
         tf.errors.InvalidArgumentError: in a call, if columns differ in their number of rows, a null
-            that is not NaN is left in the result, or an op refuses a value.
+            or NaN is left in the result, or an op refuses a value.
 
     Example:
         >>> import numpy as np
@@ -154,6 +154,9 @@ class WorkflowLayer(keras.layers.Layer):
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw tensors."""
         made = self.transform(inputs)
+        for column in self.schema:  # no null reaches the model: a ReLU may make 0 of NaN
+            rule = f"column {column.name!r} comes out with a null. Put FillMissing into its group."
+            tensors.require(~tf.reduce_any(made[column.name].missing()), rule)
         columns = {c.name: tensors.in_batch_dtype(c, made[c.name]) for c in self.schema}
         if self.batch_layout == "stacked":
             return tensors.stacked_batch(columns, self.schema)
@@ -165,10 +168,6 @@ class WorkflowLayer(keras.layers.Layer):
         made: dict[str, ServedColumn] = {}
         for chain in self._chains.all:
             made.update(chain({name: raw[name] for name in chain.needed}))
-        for name, column in made.items():
-            if column.valid is not None:
-                rule = f"column {name!r} comes out with a null. Put FillMissing into its group."
-                tensors.require(tf.reduce_all(column.valid), rule)
         return made
 
     def get_config(self) -> dict[str, Any]:
@@ -241,7 +240,10 @@ def export_serving(
 
     A null of floating point is NaN. Each other column `c` of `nullable` has a second tensor
     `c__valid`, bool of the shape of its values, False at a null, whatever stands there. A signature
-    has no optional tensors: a request gives all of them, True where nothing is missing.
+    has no optional tensors: a request gives all of them, True where nothing is missing. A request
+    with a null that no op fills is refused (InvalidArgumentError), as a loader refuses it.
+
+    Making the graph takes about 0.2 s a column: two minutes for 700.
 
     TensorFlow Serving's own batching of requests (`--enable_batching`) joins tensors of equal first
     dimension, so it cannot join `g__values` with `g__nnzs`: leave it off for models with lists.
