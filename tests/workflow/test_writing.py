@@ -221,7 +221,7 @@ def test_parts_of_different_sources_or_with_common_rows_are_not_joined(users):
         folds["fold_0"] + [1]
 
 
-@pytest.mark.parametrize("by", ["user", "name", ["name", "day"], "day"])
+@pytest.mark.parametrize("by", ["user", "name", ["name", "user"]])
 def test_rows_of_a_group_are_in_one_part(users, by):
     split = split_rows(users, {"train": 0.5, "valid": 0.5}, by=by)
     names = [by] if isinstance(by, str) else by
@@ -240,8 +240,9 @@ def test_rows_of_a_group_are_in_one_part(users, by):
 
 
 def test_columns_that_make_no_groups_are_refused(users):
-    for by, words in (("f", "'f' of float64"), ("l", "'l' of lists of int64")):
-        with pytest.raises(TypeError, match=f"columns of integers, strings or times, got {words}"):
+    wrong = {"f": "'f' of float64", "l": "'l' of lists of int64", "day": r"'day' of datetime64\["}
+    for by, words in wrong.items():  # the number in a time depends on its unit
+        with pytest.raises(TypeError, match=f"columns of integers or strings, got {words}"):
             split_rows(users, FOLDS, by=by)
     with pytest.raises(ParquetError, match="no columns"):
         split_rows(users, FOLDS, by="users")

@@ -38,7 +38,7 @@ def split_rows(
             by a hash of the seed and the row's number. Then a part has about
             `sqrt(share * num_rows)` rows more or less than its share, and a row is in the same part
             on every machine.
-        by: columns of integers, strings or times, for a split by group: rows with equal values,
+        by: columns of integers or strings, for a split by group: rows with equal values,
             such as all rows of a user, are in one part, which a hash of seed (0 if it is None) and
             values draws. The columns are read once; an eighth of a byte is kept for each row and
             part. A part has about its share of the groups: of the rows too if no group is large.
@@ -124,14 +124,12 @@ def _hashes_of_groups(source: ParquetSource, names: list[str], seed: int) -> dic
             column, nulls = chunk[name], None
             if isinstance(column, Masked):
                 column, nulls = column.values, ~column.valid
-            if isinstance(column, np.ndarray) and column.dtype.kind in "mM":
-                column = column.view(np.int64)
             is_array = isinstance(column, np.ndarray) and column.ndim == 1
             if not (is_array and column.dtype.kind in "biu") and not isinstance(column, Strings):
                 kind, is_list = source.column_types[name]
                 raise TypeError(
-                    f"by takes columns of integers, strings or times, got {name!r} of "
-                    f"{'lists of ' * is_list}{kind}"
+                    f"by takes columns of integers or strings, got {name!r} of "
+                    f"{'lists of ' * is_list}{kind}. Add a column of one of these to the data"
                 )
             values = hash_values(column)
             if nulls is not None:
