@@ -224,6 +224,8 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
         return "give as many values in a row"
     if pair[0] == pair[1] or pair == ("int", "float"):
         return None
+    if pair[0] == "null":
+        return "cast it to its own type, as it has no value"
     if pair == ("float", "string"):
         return "cast it to string, if pandas made it of a column without a value"
     if pair == ("float", "int"):

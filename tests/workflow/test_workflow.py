@@ -135,6 +135,17 @@ def test_fit_warns_of_features_that_cannot_be_exported_and_of_no_label():
         Workflow(list(many)).fit(many)
 
 
+def test_fit_warns_of_ids_that_a_single_row_has():
+    texts = [f"order {n}" for n in range(3000)]
+    data = pa.table({"text": texts, "shop": [f"shop {n % 1500}" for n in range(3000)]})
+    with pytest.warns(UserWarning, match=r"in the columns \['text'\]: .*freq_threshold=5"):
+        Workflow(["text", "shop"] >> Categorify()).fit(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rare = Workflow(["text"] >> Categorify(freq_threshold=5)).fit(data)
+    assert rare.embedding_sizes()["text"][0] == 3
+
+
 X = ["x"]
 ERRORS = {
     "no group": (lambda: Workflow(), "at least one group"),

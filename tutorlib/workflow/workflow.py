@@ -10,11 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import pyarrow as pa
-
 from tutorlib import ops, output
-from tutorlib.columns import Chunk, column_from_arrow, converted
+from tutorlib.columns import Chunk, converted
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
@@ -116,7 +113,6 @@ class Workflow:
         self.input_types: dict[str, ColumnType] = {}
         self.nullable: list[str] = []
         self.time_kinds: dict[str, str] = {}
-        self._empty: list[str] = []  # inputs without any value in the data: see `for_columns`
 
     def __repr__(self) -> str:
         fitted = "fitted" if self.input_types else "not fitted"
@@ -136,8 +132,7 @@ class Workflow:
     @property
     def input_names(self) -> list[str]:
         """Columns of the data that the workflow needs, each once."""
-        names = dict.fromkeys(name for group in self.groups for name in group.names)
-        return [name for name in names if name not in self._empty]
+        return list(dict.fromkeys(name for group in self.groups for name in group.names))
 
     # ---- fitting ---------------------------------------------------------------------------------
 
@@ -174,7 +169,8 @@ class Workflow:
                 cluster sets its own.
 
         Warns:
-            UserWarning: if a column of a feature has a name that `export_serving` will refuse.
+            UserWarning: if a column of a feature has a name that `export_serving` will refuse, or
+                gets an id for nearly each row by Categorify.
         """
         data = as_source(source)
         fit_graph(self, data, client=client, threads=threads, progress=progress)
@@ -188,6 +184,15 @@ class Workflow:
             warnings.warn(
                 f"export_serving will refuse the columns [{shown}]: {SIGNATURE_RULE} Rename them "
                 "in the data before you fit, if the model is to be exported.",
+                stacklevel=2,
+            )
+        encoded = [step for g in self.groups for step in g.steps()]
+        encoded = [(op, names) for op, names in encoded if isinstance(op, ops.Categorify)]
+        if unique := [name for op, names in encoded for name in names if op.is_nearly_unique(name)]:
+            warnings.warn(
+                f"most rows have a value of their own in the columns {listed(unique)}: a model "
+                "learns these ids by heart, and new rows have others. Leave such a column out, or "
+                "use Categorify(freq_threshold=5), which gives rare values one id.",
                 stacklevel=2,
             )
         return self
@@ -210,7 +215,7 @@ class Workflow:
 
         Args:
             data: what `fit` takes. Columns that the workflow does not use do not matter; those of
-                labels and weight may be missing, and columns without any value may have any type.
+                labels and weight may be missing.
 
         Raises:
             ValueError: lists each column that is missing or has a type of another kind.
@@ -300,13 +305,13 @@ class Workflow:
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
-        types, schema = dict.fromkeys(self._empty, EMPTY), None
+        schema = None
         if isinstance(chunk, Chunk):
-            types |= {name: column_type_of(column) for name, column in chunk.items()}
+            types = {name: column_type_of(column) for name, column in chunk.items()}
         else:
             chunk = table_of(chunk)
             schema = chunk.schema
-            types |= {field.name: column_type(field.type) for field in schema}
+            types = {field.name: column_type(field.type) for field in schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
             remedy = graph.remedy_for_missing(types)
@@ -317,9 +322,7 @@ class Workflow:
         graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
-        rows = chunk.num_rows
         chunk = graph._conformed(chunk)
-        chunk = chunk.with_columns({n: nulls(self.input_types[n], rows) for n in graph._empty})
         columns: dict[str, Any] = {}
         for group in graph.groups:
             columns.update(group.transform(chunk))
@@ -328,16 +331,12 @@ class Workflow:
     def for_columns(self, types: Mapping[str, ColumnType]) -> Self:
         """Return the workflow for data with these columns, which may lack labels and weight.
 
-        Labels and weight that cannot be made, as of rows to predict, are not among its outputs. A
-        column of features without any value (Arrow's type null) is not among `input_names`;
-        `transform` puts nulls of the type fitted on in its place. `transform`,
+        Labels and weight that cannot be made, as of rows to predict, are not among its outputs,
+        nor those of a column without any value (Arrow's type null). `transform`,
         `transform_to_parquet` and `loader.map` apply it to their data themselves.
 
         Args:
             types: {column of the data: its type, as in `input_types`}.
-
-        Raises:
-            ValueError: if no column of the features has a value.
 
         Example:
             >>> from tutorlib.ops import LogOp
@@ -346,11 +345,10 @@ class Workflow:
             ['x']
         """
         targets = set(self._targets)
-        empty = {name for name, kind in types.items() if tuple(kind) == EMPTY}
-        # A label made of an empty column is one that the data lacks.
         of_targets = [g.names for g in self.groups if targets.issuperset(g.output_names)]
-        given = set(types) - (empty & targets.union(*of_targets))
-        if not empty and given.issuperset(self.input_names):
+        may_lack = targets.union(*of_targets)
+        given = {n for n, kind in types.items() if tuple(kind) != EMPTY or n not in may_lack}
+        if given.issuperset(self.input_names):
             return self
         groups = [_with_columns(group, given, targets) for group in self.groups]
         lacking = copy.copy(self)
@@ -358,11 +356,6 @@ class Workflow:
         lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
         if self.weight_name not in lacking.output_names:
             lacking.weight_name = None
-        lacking._empty = []
-        needed = lacking.input_names
-        lacking._empty = [name for name in needed if name in empty]
-        if lacking._empty and not lacking.input_names:
-            raise ValueError(f"none of the columns {needed} has a value in any row")
         return lacking
 
     def with_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> Self:
@@ -645,12 +638,3 @@ def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> Col
     if kept and by_column and missing <= targets:
         return ColumnGroup(kept, group.ops)
     return None if targets.issuperset(group.output_names) else group
-
-
-def nulls(kind: ColumnType, rows: int) -> Any:
-    """Return a column of this type whose rows are all null."""
-    dtype, length = element_type(kind[0])
-    arrow = pa.string() if dtype == "string" else pa.from_numpy_dtype(np.dtype(dtype))
-    if length is not None:
-        arrow = pa.list_(arrow, length)
-    return column_from_arrow(pa.nulls(rows, pa.list_(arrow) if kind[1] else arrow))
