@@ -92,4 +92,3 @@ def cluster():
 def test_a_cluster_learns_what_threads_learn(name, in_memory, path, cluster):
     fitted = CASES[name].fitted(path, client=cluster)
     assert learned(fitted) == learned(in_memory[name])
-    assert fitted.nullable == CASES[name].fitted(path).nullable

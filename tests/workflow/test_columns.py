@@ -12,53 +12,12 @@ from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
     FillMissing,
-    HashBucket,
     LabelEncoder,
     Normalize,
 )
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
-from tutorlib.workflow import Workflow, split_rows
-
-# --- nulls ----------------------------------------------------------------------------------------
-
-NULLS = pa.table(
-    {
-        "learned": [1, None, 3, 4],
-        "hashed": ["a", "b", None, "d"],
-        "full": [1, 2, 3, 4],
-        "real": [0.5, None, 1.0, 2.0],
-        "lists": [[1, None], [], [2], [3]],
-        "no_list": [[1], None, [2], [3]],
-        "unused": [None, 1, 1, 1],
-    }
-)
-
-
-def in_file(folder, **options):
-    pq.write_table(NULLS, folder / "rows.parquet", row_group_size=2, **options)
-    return folder / "rows.parquet"
-
-
-SOURCES = {
-    "a table": lambda folder: NULLS,
-    "chunks": lambda folder: [Chunk.from_arrow(NULLS.slice(k, 2)) for k in (0, 2)],
-    "a file": lambda folder: in_file(folder),
-    "a file without statistics": lambda folder: in_file(folder, write_statistics=False),
-    "a part": lambda folder: split_rows(in_file(folder), {"train": 0.75, "test": 0.25})["train"],
-    "a filter": lambda folder: ParquetSource(in_file(folder), filters=[("full", "<", 4)]),
-}
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_fit_finds_the_columns_with_nulls_in_every_source(tmp_path, kind):
-    hashed = ["hashed", "full", "lists", "no_list"] >> HashBucket(9)
-    fitted = Workflow(["learned"] >> Categorify(), hashed, ["real"] >> FillMissing(0))
-    fitted.fit(SOURCES[kind](tmp_path))
-    assert fitted.nullable == ["learned", "hashed", "lists"]
-    assert Workflow.load(fitted.save(tmp_path / "saved")).nullable == fitted.nullable
-    assert fitted.fit(NULLS.slice(3, 1)).nullable == []
-
+from tutorlib.workflow import Workflow
 
 # --- rows without labels, and columns without a value ---------------------------------------------
 

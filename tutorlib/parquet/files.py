@@ -467,13 +467,6 @@ class ParquetRows:
         ends = itertools.accumulate(counts)
         return {n: range(e - c, e) for n, c, e in zip(self.schema.names, counts, ends, strict=True)}
 
-    def null_count(self, index: int, name: str) -> int | None:
-        """Return the nulls of a column, empty lists included; None if the footer does not tell."""
-        known = [leaf.statistics for leaf in self._leaves(index, name)]
-        if not known or any(s is None or not s.has_null_count for s in known):
-            return None
-        return sum(s.null_count for s in known)
-
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return about how many bytes the values of lists or strings have when decoded.
 
@@ -572,9 +565,6 @@ class TableRows:
         whole = self.table.select(names).slice(index * TABLE_ROWS, self.row_counts[index])
         for start in range(0, whole.num_rows, step_rows or TABLE_ROWS):
             yield whole.slice(start, step_rows or TABLE_ROWS)
-
-    def null_count(self, index: int, name: str) -> int | None:
-        """Return None: whoever asks reads the rows."""
 
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return the bytes of the values of a column of lists or strings."""

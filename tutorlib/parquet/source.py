@@ -284,15 +284,6 @@ class ParquetSource:
         known = [f"{name!r} {self._left_out[name]}" for name in names if name in self._left_out]
         return f" ({shortened(known, MOST_NAMED)})" if known else ""
 
-    def null_count(self, name: str) -> int | None:
-        """Return the nulls of a column by the footers; None if they do not tell.
-
-        Empty lists count, and so do rows that a filter drops.
-        """
-        counts = [self._stored[g.file].null_count(g.index, name) for g in self.row_groups]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
     def row_bytes(self, position: int, names: Names) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
 

@@ -105,24 +105,24 @@ class WorkflowLayer(keras.layers.Layer):
         ]
         needed = dict.fromkeys(name for chain in self._chains.all for name in chain.needed)
         self.types = {name: workflow.input_types[name] for name in needed}
-        self.nullable = [name for name in workflow.nullable if name in self.types]
         self.built = True
 
     def may_be_null(self) -> list[str]:
-        """Return the raw columns whose null is not NaN and has a meaning, or did occur in `fit`.
+        """Return the raw columns whose null is not NaN and has a meaning.
 
         A row of nulls goes through the ops: they give a meaning to the nulls that become values.
         """
-        row = tensors.row_of_nulls(self.types)
         lost = {name for name, (kind, _) in self.types.items() if kind.startswith("float")}
-        for chain in self._chains.all:
-            try:
-                made = chain({name: row[name] for name in chain.needed})
-            except tf.errors.InvalidArgumentError:  # an op refuses them
-                lost.update(chain.needed)
-            else:
-                lost |= {chain.source(n) for n, c in made.items() if tf.reduce_any(c.missing())}
-        return [name for name in self.types if name not in lost or name in self.nullable]
+        with tf.init_scope():  # eager, also where a graph is traced
+            row = tensors.row_of_nulls(self.types)
+            for chain in self._chains.all:
+                try:
+                    made = chain({name: row[name] for name in chain.needed})
+                except tf.errors.InvalidArgumentError:  # an op refuses them
+                    lost.update(chain.needed)
+                else:
+                    lost |= {chain.source(n) for n, c in made.items() if tf.reduce_any(c.missing())}
+        return [name for name in self.types if name not in lost]
 
     def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw values: tensors, arrays or lists."""
@@ -183,9 +183,9 @@ class WorkflowLayer(keras.layers.Layer):
 
         Args:
             nullable: raw columns with nulls, for which a tensor `{name}__valid` is added; None for
-                those that held nulls when the workflow was fitted.
+                those of `may_be_null`.
         """
-        return tensors.raw_specs(self.types, self.nullable if nullable is None else nullable)
+        return tensors.raw_specs(self.types, self.may_be_null() if nullable is None else nullable)
 
 
 class _Chain(tf.Module):
@@ -254,7 +254,7 @@ def export_serving(
         path: folder to write; it appears complete or not at all.
         nullable: raw columns that may hold nulls; none ([]) if requests are known to be complete.
             None for all whose ops give nulls a meaning, such as Categorify, HashBucket, FillMissing
-            and FillMedian, and for those that held nulls when the workflow was fitted.
+            and FillMedian.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.
         overwrite: whether an existing folder is replaced.
@@ -279,7 +279,7 @@ def export_serving(
         multi_hot=multi_hot,
     )
 
-    specs = layer.raw_inputs(layer.may_be_null() if nullable is None else nullable)
+    specs = layer.raw_inputs(nullable)
     if wrong := without_signature(specs):
         shown = shortened(map(repr, wrong), MOST_NAMED)
         raise ValueError(

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tutorlib.columns import Strings
 from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
-from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.settings import PAD
 from tutorlib.schema import Column, Schema, batch_dtype, element_type, is_time, listed
 
@@ -92,6 +91,11 @@ def as_string_tensor(strings: Strings) -> tf.Tensor:
     return tf.constant(values, tf.string, [len(values)])
 
 
+def as_int64(values: tf.Tensor) -> tf.Tensor:
+    """Return integers or booleans as int64; those above 2**63 as the number of the same bits."""
+    return tf.bitcast(values, tf.int64) if values.dtype == tf.uint64 else tf.cast(values, tf.int64)
+
+
 def as_float64(column: ServedColumn) -> tf.Tensor:
     """Return the values as float64, NaN at a null."""
     values = tf.cast(column.values, tf.float64)
@@ -115,9 +119,7 @@ def hash_integers(values: tf.Tensor) -> tf.Tensor:
         >>> f"{int(hash_integers(tf.constant([0]))[0]):x}"
         'e220a8397b1dcdaf'
     """
-    if values.dtype != tf.uint64:
-        values = tf.bitcast(tf.cast(values, tf.int64), tf.uint64)
-    return mix(values)
+    return mix(tf.bitcast(as_int64(values), tf.uint64))
 
 
 def hash_strings(strings: tf.Tensor) -> tf.Tensor:
@@ -176,8 +178,6 @@ def to_buckets(hashes: tf.Tensor, num_buckets: int) -> tf.Tensor:
 class KeyTable(tf.Module):
     """Finds the position of keys in a list of keys, as `hashing.KeyIndex` does.
 
-    It searches the sorted keys, or the sorted hashes of strings, by bisection on any device.
-
     Args:
         keys: integers [n] or `Strings`, each once, as a `KeyIndex` has checked.
 
@@ -188,16 +188,12 @@ class KeyTable(tf.Module):
 
     def __init__(self, keys: Any) -> None:
         super().__init__()
-        strings = isinstance(keys, Strings)
-        words = hash_on_host(keys).view(np.int64) if strings else np.asarray(keys).astype(np.int64)
-        self._unsigned = not strings and np.asarray(keys).dtype == np.uint64
-        order = np.argsort(words)
-        self._words = fixed(words[order])
-        self._positions = fixed((order + 1).astype(np.int32))
-        self._strings = fixed(as_string_tensor(keys.take(order))) if strings else None
-        self.size = len(words)
-        # Keys that have one hash stand together: how many at most.
-        self._equal = int(np.unique(words, return_counts=True)[1].max(initial=1))
+        self._unsigned = not isinstance(keys, Strings) and keys.dtype == np.uint64
+        known = as_string_tensor(keys) if isinstance(keys, Strings) else as_int64(tf.constant(keys))
+        with tf.device("CPU"):
+            # A StaticHashTable keeps its keys in the graph, which takes 2 GB at most.
+            self._table = tf.lookup.experimental.MutableHashTable(known.dtype, tf.int32, 0)
+            self._table.insert(known, tf.range(1, len(keys) + 1))
 
     def find(self, wanted: tf.Tensor) -> tf.Tensor:
         """Return the position of each wanted key, counted from 1; 0 if it is not in the table.
@@ -208,23 +204,10 @@ class KeyTable(tf.Module):
         Returns:
             int32 [n].
         """
-        if self.size == 0:
-            return tf.zeros_like(wanted, dtype=self._positions.dtype)
-        unsigned = wanted.dtype == tf.uint64
-        if self._strings is None:
-            words = tf.bitcast(wanted, tf.int64) if unsigned else tf.cast(wanted, tf.int64)
-        else:
-            words = tf.bitcast(hash_strings(wanted), tf.int64)
-        first = tf.searchsorted(self._words, words)
-        found = tf.zeros_like(first, dtype=self._positions.dtype)
-        for step in range(self._equal):
-            at = tf.minimum(first + step, self.size - 1)
-            right = tf.gather(self._words, at) == words
-            if self._strings is not None:
-                right &= tf.gather(self._strings, at) == wanted
-            elif unsigned != self._unsigned:
-                right &= words >= 0  # the same bits stand for two numbers
-            found = tf.where(right, tf.gather(self._positions, at), found)
+        words = wanted if wanted.dtype == tf.string else as_int64(wanted)
+        found = tf.ensure_shape(self._table.lookup(words), [None])  # a graph forgets the shape
+        if (wanted.dtype == tf.uint64) != self._unsigned:
+            found = tf.where(words >= 0, found, 0)  # the same bits stand for two numbers
         return found
 
 

@@ -20,18 +20,12 @@ from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import listed, time_kind
 from tutorlib.workflow import cluster
-from tutorlib.workflow.rows import (
-    columns_with_nulls,
-    locate_errors,
-    read_range,
-    row_ranges_in,
-    with_nulls_in,
-)
+from tutorlib.workflow.rows import locate_errors, read_range, row_ranges_in
 from tutorlib.workflow.threads import map_on_threads, threads_without
 
 FAN_IN = 8  # states merged at a time
 TASKS_PER_THREAD = 4  # of a cluster: at least so many, so that a killed worker repeats little
-States = list[Any]  # columns with nulls, then the state of each op that is fitted
+States = list[Any]  # of each op that is fitted
 
 
 def fit_graph(
@@ -40,8 +34,7 @@ def fit_graph(
     """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
 
     A pass over the data fits the first unfitted op of each group. Sets `graph.input_types` and
-    `graph.time_kinds`, and as `graph.nullable` the columns that may hold nulls in serving, because
-    they did here.
+    `graph.time_kinds`.
     """
     threads = threads_without(client, threads)
     types = source.column_types
@@ -52,7 +45,7 @@ def fit_graph(
         )
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
     _reset(graph)
-    number, read, nulls = 0, set[str](), set[str]()
+    number = 0
     try:
         while unfitted := unfitted_ops(graph.groups):
             if source.num_rows == 0:
@@ -61,25 +54,21 @@ def fit_graph(
             work = FitPass(unfitted, source)
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
                 if client is not None:
-                    found, *states = _fit_on_cluster(client, work, done)
+                    states = _fit_on_cluster(client, work, done)
                 else:
                     merged = work.learn_from(row_ranges_in(work.source), threads, done)
-                    found, *states = work.learned_from(merged)
-            nulls |= found
+                    states = work.learned_from(merged)
             for op, state in zip(work.ops, states, strict=True):
                 op.state = state
-            read.update(work.columns)
-        nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
         _reset(graph)
         raise
     graph.input_types = {name: types[name] for name in graph.input_names}
     graph.time_kinds = {name: kind for name, kind in times.items() if kind}
-    graph.nullable = [name for name in graph.input_names if name in nulls]
 
 
 def _reset(graph: Any) -> None:
-    graph.input_types, graph.nullable, graph.time_kinds = {}, [], {}
+    graph.input_types, graph.time_kinds = {}, {}
     for group in graph.groups:
         for op in group.ops:
             if isinstance(op, LearningOp):
@@ -127,7 +116,7 @@ class FitPass:
             chunk = read_range(self.source, row_range, self.columns)
             with locate_errors(self.source, row_range):
                 states = [group.partial(chunk, index) for group, index in self.unfitted]
-            merger.add(place, [with_nulls_in(chunk), *states])
+            merger.add(place, states)
             done(row_range.num_rows)
 
         map_on_threads(learn, range(len(row_ranges)), threads)
@@ -135,14 +124,12 @@ class FitPass:
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all, which are in the order of their rows."""
-        nulls, *by_op = zip(*several, strict=True)
-        merged = [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
-        return [set().union(*nulls), *merged]
+        by_op = zip(*several, strict=True)
+        return [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
 
     def learned_from(self, states: States) -> States:
-        """Return the columns with nulls, then the state of each op once it has learned."""
-        nulls, *of_ops = states
-        return [nulls, *(op.learned_from(s) for op, s in zip(self.ops, of_ops, strict=True))]
+        """Return the state of each op once it has learned."""
+        return [op.learned_from(state) for op, state in zip(self.ops, states, strict=True)]
 
 
 class OrderedMerge:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tutorlib.columns import Chunk, Masked, flat_values
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSource, RowRange
-from tutorlib.schema import element_type
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 
@@ -109,29 +108,3 @@ def locate_errors(source: ParquetSource, row_range: RowRange) -> Iterator[None]:
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{error} (In {source.location(row_range.row_group)}.)") from error
-
-
-def with_nulls_in(chunk: Chunk) -> set[str]:
-    """Return the columns that hold a null that is not NaN."""
-    columns = {name: flat_values(column) for name, column in chunk.items()}
-    return {n for n, c in columns.items() if isinstance(c, Masked) and not bool(c.valid.all())}
-
-
-def columns_with_nulls(source: ParquetSource, names: Iterable[str]) -> set[str]:
-    """Return those of the named columns that hold a null that is not NaN.
-
-    The footers of Parquet files answer for nearly all columns; others are read until one is found.
-    Rows that a filter drops may count too.
-    """
-    types = source.column_types
-    unsure = [n for n in names if not element_type(types[n][0])[0].startswith("float")]
-    counts = {name: source.null_count(name) for name in unsure}
-    # The null count of a list column also counts lists that are empty.
-    nulls = {name for name, count in counts.items() if count and not types[name][1]}
-    unsure = [name for name, count in counts.items() if count != 0 and name not in nulls]
-    for row_range in row_ranges_in(source):
-        if not unsure:
-            break
-        nulls |= with_nulls_in(read_range(source, row_range, unsure))
-        unsure = [name for name in unsure if name not in nulls]
-    return nulls

@@ -58,7 +58,6 @@ class Workflow:
             width of numbers, is converted to them on every path; other kinds are refused.
         time_kinds: {column: what its times are, as `tutorlib.schema.time_kind` says}, without those
             that it was fitted on as a `Chunk`, which does not tell.
-        nullable: those of these columns that held nulls, other than NaN.
 
     Raises:
         ValueError: if two groups output the same column, a label or weight is not an output, or is
@@ -111,7 +110,6 @@ class Workflow:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
         self.check_label_ids(self.label_names)
         self.input_types: dict[str, ColumnType] = {}
-        self.nullable: list[str] = []
         self.time_kinds: dict[str, str] = {}
 
     def __repr__(self) -> str:
