@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import platform
 import signal
 import time
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.documents import code_below
-from tests.support.processes import run_together, started
+from tests.support.processes import started
 from tests.support.workflow_rows import OUTPUTS, all_rows, contents, rows, same, workflow, write
 from tutorlib.ops import Categorify, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
@@ -140,30 +139,3 @@ def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
     want = Workflow(*groups, ["label"]).fit(tmp_path / "raw")
     assert Workflow.load(tmp_path / "train" / "_workflow").fingerprint == want.fingerprint
     assert same(all_rows(tmp_path / "train"), want.transform(all_rows(tmp_path / "raw")))
-
-
-PAGES = """
-import json, resource
-import numpy as np
-from tutorlib.workflow.cluster import memory_kept
-
-def new_pages():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(100):
-        np.ones(2**17)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-before = new_pages()
-with memory_kept():
-    np.ones(2**17)
-    within = new_pages()
-print(json.dumps([before, within, new_pages()]))
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
-def test_a_task_uses_freed_memory_again_where_dask_has_it_given_back():
-    ((before, within, after),) = run_together([PAGES], [{"MALLOC_TRIM_THRESHOLD_": "65536"}])
-    assert before > 10_000  # pages of 100 arrays of 1 MB
-    assert within < before / 10
-    assert after > before / 2

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
-DEFAULT_MMAP_BYTES, KEPT_BYTES = 128 << 10, 32 << 20  # the latter is the most that glibc takes
 
 
 def write_on_cluster(
@@ -25,7 +19,7 @@ def write_on_cluster(
     A part may be written twice, when a worker dies.
     """
     on_worker = sent(client, write)
-    futures = [client.submit(call, on_worker, part, pure=False) for part in parts]
+    futures = [client.submit(operator.call, on_worker, part, pure=False) for part in parts]
     try:
         wait_for(list(futures), rows, done)
     finally:
@@ -63,32 +57,3 @@ def sent(client: Any, value: Any) -> Any:
     from distributed.protocol.pickle import dumps, loads
 
     return client.submit(loads, dumps(value), pure=False)
-
-
-@contextlib.contextmanager
-def memory_kept() -> Iterator[None]:
-    """Let glibc keep freed memory during the block, and give it back to the system at its end.
-
-    Dask has glibc give back each array at once (MALLOC_TRIM_THRESHOLD_), so that the next one needs
-    new pages: without this, `fit` on a worker takes twice the CPU time of a thread. Where Dask does
-    not set it, nothing is changed.
-    """
-    threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
-    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" and threshold.isdecimal() else None
-    if not hasattr(libc, "mallopt") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        yield
-        return
-    libc.mallopt(TRIM_THRESHOLD, 2 * KEPT_BYTES)
-    libc.mallopt(MMAP_THRESHOLD, KEPT_BYTES)
-    try:
-        yield
-    finally:  # other threads of the worker go on with Dask's setting until their next task
-        libc.mallopt(TRIM_THRESHOLD, int(threshold))
-        libc.mallopt(MMAP_THRESHOLD, DEFAULT_MMAP_BYTES)
-        libc.malloc_trim(0)
-
-
-@memory_kept()
-def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns, called on a worker within `memory_kept`."""
-    return function(*arguments)

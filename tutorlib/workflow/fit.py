@@ -191,7 +191,7 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
         step *= FAN_IN
     tasks = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
     on_worker = cluster.sent(client, work)
-    submit = functools.partial(client.submit, cluster.call, pure=False)
+    submit = functools.partial(client.submit, pure=False)
     leaves = [submit(FitPass.learn_from, on_worker, task) for task in tasks]
     merge = functools.partial(submit, priority=1)
     level = list(leaves)
