@@ -118,15 +118,12 @@ class Op(ABC):
         """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
         values, valid = parts_of(column)
         if isinstance(values, Strings):
-            some = slice_rows(column, 0, 1000).tolist()
-            known = [text for text in some if text is not None]
-            rule = "takes numbers, got strings. Use Categorify or HashBucket."
-            if known and sum(map(_is_written_number, known)) > len(known) / 2:
-                rule = (
-                    f"takes numbers, got strings such as {known[0]!r}. Make numbers of them in the "
-                    "data (pandas.to_numeric; pyarrow.compute.replace_substring_regex, then cast), "
-                    "or use Categorify if they are ids."
-                )
+            known = [text for text in slice_rows(column, 0, 1000).tolist() if text is not None]
+            rule = (
+                f"takes numbers, got strings{f' such as {known[0]!r}' if known else ''}. Use "
+                "Categorify if they are ids. Make numbers of numbers in the data "
+                "(pandas.to_numeric; pyarrow.compute.replace_substring_regex, then cast)."
+            )
         elif values.dtype.kind in "mM":
             rule = f"takes numbers, got {values.dtype}: {remedy_for(str(values.dtype))}."
         else:
@@ -169,18 +166,6 @@ class Op(ABC):
             rule = f"takes integers below 2**63, got {int(values.max())}. HashBucket takes any; or"
             raise ValueError(self._wrong(name, f"{rule} store them as strings."))
         return values, valid
-
-
-def _is_written_number(text: str) -> bool:
-    """Return whether a text looks like a number, such as a price or one with a decimal comma.
-
-    Example:
-        >>> [_is_written_number(text) for text in ("$1,250.00", "-3,5 %", "12 EUR", "C7")]
-        [True, True, True, False]
-    """
-    word = r"[^\W\d_]{1,4}"
-    number = rf"(?:{word}\s)?[^\w]*\d[\d.,'\s]*[^\w]*(?:\s{word})?"
-    return re.fullmatch(number, text[:100].strip()) is not None
 
 
 def saved_name(kind: type[Op]) -> str:
