@@ -130,15 +130,11 @@ PROBABILITIES = np.array([[0.1, 0.2, 0.7], [0.5, 0.4, 0.1]])
 LISTS = pa.array(PROBABILITIES.tolist())
 FORMS = {  # what models, predict, and conversions of its table give
     "array": PROBABILITIES,
-    "float32": PROBABILITIES.astype("float32"),
     "lists": PROBABILITIES.tolist(),
-    "list of arrays": [*PROBABILITIES],
     "Arrow lists": LISTS,
     "chunks of Arrow": pa.chunked_array([LISTS[:1], LISTS[1:]]),
     "slice of Arrow": pa.concat_arrays([LISTS[1:], LISTS]).slice(1),
     "lists of fixed size": LISTS.cast(pa.list_(pa.float32(), 3)),
-    "large lists": LISTS.cast(pa.large_list(pa.float64())),
-    "objects": pa.chunked_array([LISTS]).to_numpy(),
     "pandas": pa.table({"p": LISTS}).to_pandas()["p"],
     "tensor": keras.ops.convert_to_tensor(PROBABILITIES),
 }

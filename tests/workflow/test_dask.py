@@ -61,8 +61,7 @@ class Deadly(Normalize):
     "transform".
     """
 
-    def __init__(self, folder, dtype="float32"):
-        super().__init__(dtype)
+    def __init__(self, folder):
         self.folder = folder
 
     def die(self, step):

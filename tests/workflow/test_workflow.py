@@ -184,30 +184,14 @@ def test_wrong_use_is_refused_with_the_rule_and_the_value(case):
         call()
 
 
-def other_type(table, name, kind):
-    return table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
-
-
-CHANGES = {
-    "gone": (lambda t: t.drop_columns(["price"]), "'price' is missing, was float64"),
-    "type": (lambda t: other_type(t, "userId", pa.string()), "'userId' is string, was int64"),
-    "width": (lambda t: other_type(t, "userId", pa.float64()), "'userId' is float64, was int64"),
-    "lists": (
-        lambda t: t.set_column(1, "movieId", pa.array([[1]] * t.num_rows)),
-        "'movieId' is a list of int64, was int64",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_data_with_other_columns_is_refused_with_the_difference(tmp_path, change):
-    change, message = CHANGES[change]
+def test_data_without_a_column_is_refused_by_its_name(tmp_path):
     table = rows(50)
     fitted = workflow().fit(table)
-    changed = change(table)
+    changed = table.drop_columns(["price"])
     path = write(tmp_path / "changed.parquet", changed, 20)
+    message = "do not match those fitted on: 'price' is missing, was float64"
     for data in (changed, path, ParquetSource(path), Chunk.from_arrow(changed)):
-        with pytest.raises(ValueError, match=f"do not match those fitted on: {message}. Write"):
+        with pytest.raises(ValueError, match=f"{message}. Write"):
             fitted.check_data(data)
     with pytest.raises(ValueError, match=message):
         fitted.transform_to_parquet(path, tmp_path / "out")
