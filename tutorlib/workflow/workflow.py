@@ -64,6 +64,7 @@ class Workflow:
             both, or a label gets the ids of Categorify or HashBucket.
 
     Example:
+        >>> import numpy as np
         >>> from tutorlib.ops import Categorify, Normalize
         >>> workflow = Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])
         >>> chunk = Chunk({
@@ -219,6 +220,7 @@ class Workflow:
             ValueError: lists each column that is missing or has a type of another kind.
 
         Example:
+            >>> import numpy as np
             >>> workflow = Workflow(["x"]).fit(Chunk({"x": np.arange(3)}))
             >>> workflow.check_data(Chunk({"x": np.ones(3)}))
             Traceback (most recent call last):
@@ -481,6 +483,7 @@ class Workflow:
         """Return {column: (cardinality, embedding width)} of the columns that an op made ids of.
 
         Example:
+            >>> import numpy as np
             >>> from tutorlib.ops import HashBucket
             >>> workflow = Workflow(["C1"] >> HashBucket(1000))
             >>> workflow.fit(Chunk({"C1": np.arange(3)})).embedding_sizes()
@@ -525,6 +528,7 @@ class Workflow:
                 fit its classes.
 
         Example:
+            >>> import numpy as np
             >>> from tutorlib.ops import LabelEncoder
             >>> workflow = Workflow(["y"] >> LabelEncoder()).fit(Chunk({"y": np.array([3, 5])}))
             >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
@@ -563,6 +567,7 @@ class Workflow:
             ValueError: before `fit`, or if ops cannot be served; lists them.
 
         Example:
+            >>> import numpy as np
             >>> from tutorlib.ops import HashBucket
             >>> workflow = Workflow(["C1"] >> HashBucket(1000)).fit(Chunk({"C1": np.arange(3)}))
             >>> workflow.to_keras()({"C1": np.array([0, 1])})["C1"].numpy().tolist()
