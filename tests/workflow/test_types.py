@@ -188,20 +188,6 @@ def test_integers_beyond_the_width_fitted_on_are_values_that_were_not_met():
     assert FITTED.transform(rows)["item_id"].tolist() == [3, 4, 2] * 4
 
 
-def test_a_served_time_of_another_unit_is_converted_or_refused():
-    layer = Workflow(["day"] >> Categorify()).fit(table()).to_keras()
-    days = table()["day"].to_numpy()
-    assert layer({"day": days.astype("datetime64[ns]")})["day"].numpy().ravel().tolist() == (
-        WANTED["day_id"].tolist()
-    )
-    with pytest.raises(
-        ValueError, match=r"fitted on datetime64\[us\], got datetime64\[ns\], of which"
-    ):
-        layer({"day": days.astype("datetime64[ns]") + np.timedelta64(1, "ns")})
-    with pytest.raises(ValueError, match=r"fitted on datetime64\[us\], got timedelta64\[s\]"):
-        layer({"day": np.zeros(3, "timedelta64[s]")})
-
-
 def test_types_fitted_on_a_chunk_take_times_with_and_without_a_zone():
     fitted = Workflow(["day"] >> Categorify()).fit(Chunk.from_arrow(table()))
     for kind in (pa.timestamp("us"), pa.timestamp("ms", "UTC")):

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
-from tutorlib.columns import converted
 from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.output import new_folder, refuse_existing
-from tutorlib.schema import BATCH_LAYOUTS, MOST_NAMED, MULTI_HOT_FORMS, Schema, type_mismatch
+from tutorlib.schema import BATCH_LAYOUTS, MOST_NAMED, MULTI_HOT_FORMS, Schema
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
@@ -44,8 +42,8 @@ class WorkflowLayer(keras.layers.Layer):
       float64 numbers.
 
     A call takes a dict of tensors, arrays or lists, one entry a raw column, [batch] or [batch, 1],
-    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]; NumPy
-    times in any unit, if they have an equal in the unit fitted on. A column `g` of lists is
+    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]; dates and
+    times as int64, in the unit of the data that it was fitted on. A column `g` of lists is
     `g__values` [nnz] with `g__nnzs` [batch]. A null is NaN in floating point; in any column `c` it
     may be marked by False in a bool tensor `c__valid`, of the shape of the column's values. It
     returns the batch of a `KerasSequenceLoader` with this workflow, in the same dtypes: float32
@@ -130,26 +128,8 @@ class WorkflowLayer(keras.layers.Layer):
         for name, value in inputs.items():
             if isinstance(value, list):  # Keras would look for tensors in it
                 value = tf.constant(value)
-            elif isinstance(value, np.ndarray) and value.dtype.kind in "mM":
-                value = self._as_integers(name, value)
             arrays[name] = value
         return super().__call__(arrays, *args, **kwargs)
-
-    def _as_integers(self, name: str, times: np.ndarray) -> np.ndarray:
-        """Return times as int64 in the unit that the workflow was fitted on."""
-        column = name if name in self.types else name.removesuffix("__values")
-        fitted, got = self.types.get(column, (times.dtype.name,))[0], times.dtype.name
-        try:
-            if type_mismatch((got, False), (fitted, False)) is None:
-                made = converted(times.reshape(-1), (fitted, False))
-                return made.view(np.int64).reshape(times.shape)
-            why = ""
-        except ValueError as error:
-            why = f", of which {error}"
-        raise ValueError(
-            f"raw column {column!r}: the workflow was fitted on {fitted}, got {got}{why}. Cast it "
-            "before."
-        )
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw tensors."""
