@@ -149,6 +149,9 @@ def test_a_state_is_small_of_the_data_not_its_place_and_goes_on_with_a_workflow(
     restored = loader_of(write(tmp_path / "moved")).map(workflow)
     restored.load_state_dict(after(loader_of(folder).map(workflow), 5))
     assert rows_of(restored) == whole[5:]
+    refitted = Workflow(["row"] >> Categorify(), ["x"], ["label"]).fit(table_of(300, 300))
+    with pytest.raises(ValueError, match=r"other data or settings.*fingerprint\.workflow"):
+        loader_of(folder).map(refitted).load_state_dict(after(loader_of(folder).map(workflow), 5))
 
 
 CHANGES = {

@@ -216,6 +216,7 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._transform: Callable[[Chunk], Chunk] | None = None
         self._workflow: Any = None  # that is mapped
+        self._workflow_hash: str | None = None
         self._warned = False
         columns = (column for column in self._file_schema if column.role != "id")
         batch_schema = Schema(columns, self._file_schema.left_out)
@@ -553,8 +554,12 @@ class KerasSequenceLoader(LoaderAdapter):
     def _identity(self) -> dict[str, Any]:
         """Return everything that decides which rows each batch has, as JSON values."""
         settings = self._settings
+        if self._workflow is not None and self._workflow_hash is None:  # made once: it may be large
+            with contextlib.suppress(ValueError):  # an op of the user's may have none
+                self._workflow_hash = self._workflow.fingerprint
         fingerprint = {
             "data": self.source.fingerprint(),
+            "workflow": self._workflow_hash,
             "columns": self.schema.names,
             "batch_size": settings.batch_size,
             "shuffle": bool(settings.shuffle),
