@@ -135,7 +135,7 @@ def test_a_page_shows_a_claim_that_its_run_did_not_bear_out(pages, runner, tmp_p
     result = runner.run_lesson(path, {}, tmp_path / "out", io.StringIO())
     assert "01_page: it is fast" in runner.format_table([result])
     pages.renew(path, tmp_path / "out" / path.name)
-    shown = nbformat.read(path, as_version=4).cells[-1].outputs
+    shown = nbformat.read(path, as_version=4).cells[0].outputs
     assert [output.text for output in shown] == [f"{claim}\n"]
 
 
