@@ -600,19 +600,20 @@ class MemoryWatch:
     Attributes:
         before_bytes: bytes at the start.
         peak_bytes: largest increase so far.
+        now_bytes: increase at the end of the block.
     """
 
     def __init__(self) -> None:
         if not Path("/proc/self/statm").is_file():
             raise SystemExit("benchmarks: memory is read from /proc/self/statm: Linux only")
-        self.before_bytes = self.peak_bytes = 0
+        self.before_bytes = self.peak_bytes = self.now_bytes = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
 
     def _sample(self) -> None:
         resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-        now = (int(resident) - int(shared)) * mmap.PAGESIZE
-        self.peak_bytes = max(self.peak_bytes, now - self.before_bytes)
+        self.now_bytes = (int(resident) - int(shared)) * mmap.PAGESIZE - self.before_bytes
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
     def _watch(self) -> None:
         while not self._end.wait(SAMPLE_S):

@@ -8,19 +8,16 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from tutorlib.checks import check_choice, check_integer
 
 ALIGNMENT = 64  # bytes: a cache line, and what DLPack consumers require
 SMALL_BYTES = 65_536  # smaller arrays come from the C library's heap
 HUGE_PAGE_BYTES = 2**21
-GIVE_BACK_PARTS = 16  # of a memory budget: by one of them a process grows before it gives back
 LESS_MEMORY = (
     "Give a smaller memory_budget, buffer_size or batch_size, or leave the device more memory "
     "(limit_tensorflow_memory; XLA_CLIENT_MEM_FRACTION for JAX)"
@@ -167,7 +164,8 @@ class BufferPool:
                 memory = self._returned.popleft().memory
             except IndexError:  # another thread has just taken it
                 return
-            del self._lent[memory.ctypes.data]
+            if self._lent.pop(memory.ctypes.data, None) is None:
+                continue  # the pool was cleared meanwhile
             mine = threading.get_ident()
             self._lent_bytes[mine] -= memory.nbytes
             held = sum(list(self._lent_bytes.values())) + sum(list(self._kept_bytes.values()))
@@ -176,10 +174,10 @@ class BufferPool:
                 self._free.setdefault(memory.nbytes, deque()).append(memory)
 
     def clear(self) -> None:
-        """Free all memory that is not in use."""
+        """Free all memory that is not in use, and the rest when the last array over it is gone."""
         self._take_back()
-        self._free = {}
-        self._kept_bytes = defaultdict(int)
+        self._free, self._lent = {}, {}
+        self._lent_bytes, self._kept_bytes = defaultdict(int), defaultdict(int)
 
 
 class _Lease:
@@ -202,114 +200,6 @@ def _mapped(nbytes: int) -> np.ndarray:
     if nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
-
-
-# What a pass holds, while a memory budget bounds it.
-
-
-class Baseline(NamedTuple):
-    """What this process had before data was read within a budget.
-
-    Args:
-        resident_bytes: its memory without the pages of files; 0 if the system cannot say.
-        arrow_bytes: what Arrow had allocated of it.
-    """
-
-    resident_bytes: int
-    arrow_bytes: int
-
-
-def memory_before() -> Baseline:
-    """Return what this process has now."""
-    return Baseline(_resident_bytes(), pa.total_allocated_bytes())
-
-
-def free_at_once() -> None:
-    """Let Arrow's arrays come from an allocator that keeps nothing, from now on.
-
-    Arrow's own keeps what is freed, in a part for each thread: a process grew by 673 MiB where 160
-    were in use. jemalloc gives it back at once if it is told so, which takes up to half as much CPU
-    time again for large columns; where it is missing, the C library gives it back when asked to.
-    """
-    if "jemalloc" in pa.supported_memory_backends():
-        # The first of its parts was made before, and keeps: it goes to the thread of the consumer,
-        # which allocates little.
-        pa.set_memory_pool(pa.jemalloc_memory_pool())
-        pa.allocate_buffer(1)
-        pa.jemalloc_set_decay_ms(0)
-    else:
-        pa.set_memory_pool(pa.system_memory_pool())
-
-
-class Ledger:
-    """What a pass holds of a memory budget, and what its tasks are about to take.
-
-    A task says what it will take, waits until that fits beside the rest, and goes ahead in any case
-    if no other one is at work: so there is always progress, and as many tasks work at a time as the
-    budget holds. When a task has ended, what is free goes back to the system if the process has
-    grown by the budget.
-
-    Args:
-        budget_bytes: bytes that may be held.
-        before: what `memory_before()` returned.
-        batches: the memory of batches.
-    """
-
-    def __init__(self, budget_bytes: int, before: Baseline, batches: BufferPool) -> None:
-        self.budget_bytes, self._before, self._batches = budget_bytes, before, batches
-        self._kept_bytes = 0  # by which the process had grown when it gave back last
-        self._turn = threading.Condition()
-        self._tasks = 0  # at work
-        self._stated_bytes = 0.0  # by them
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of batches, also those that are kept for later ones, and of Arrow."""
-        batches = self._batches.used_bytes + self._batches.free_bytes
-        return batches + max(0, pa.total_allocated_bytes() - self._before.arrow_bytes)
-
-    @contextlib.contextmanager
-    def room(self, nbytes: float) -> Iterator[None]:
-        """Wait until a task may take so many bytes beyond what is held, then let it work.
-
-        A task must not wait for another one within it, nor ask for room again.
-        """
-        with self._turn:
-            self._turn.wait_for(lambda: self._fits(nbytes))
-            self._tasks, self._stated_bytes = self._tasks + 1, self._stated_bytes + nbytes
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._tasks, self._stated_bytes = self._tasks - 1, self._stated_bytes - nbytes
-                self._turn.notify_all()
-            self.give_back()
-
-    def _fits(self, nbytes: float) -> bool:
-        held = self.held_bytes + self._stated_bytes + nbytes
-        return not self._tasks or held <= self.budget_bytes
-
-    def give_back(self) -> None:
-        """Give free memory back to the system if the process has grown by the budget.
-
-        And since the last time by a part of it, in case others hold what it has grown by.
-        """
-        grown = _resident_bytes() - self._before.resident_bytes
-        self._kept_bytes = min(self._kept_bytes, grown)
-        step = self.budget_bytes / GIVE_BACK_PARTS
-        if grown > max(self.budget_bytes, self._kept_bytes + step):
-            for name in pa.supported_memory_backends():  # this thread's part of each
-                getattr(pa, f"{name}_memory_pool")().release_unused()
-            self._kept_bytes = _resident_bytes() - self._before.resident_bytes
-
-
-def _resident_bytes() -> int:
-    """Return the memory of this process without the pages of files; 0 if the system cannot say."""
-    try:
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    except OSError:
-        return 0
-    return (resident - shared) * mmap.PAGESIZE
 
 
 # Where batches are made. A copy of tutorlib for CPUs alone lacks `tutorlib.gpu`.

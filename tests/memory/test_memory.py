@@ -1,11 +1,6 @@
-"""Memory: pools, threads and limits; and a memory_budget, measured in processes of their own.
+"""Memory: pools, threads and limits; and a memory_budget, measured in processes of their own."""
 
-`pytest -m slow tests/memory` measures all kinds of layouts, MEMORY_SEED=1 with other numbers.
-"""
-
-import concurrent.futures
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tests.support.loader_memory import MB, Layout, measure
-from tutorlib import MultiHot
+from benchmarks.memory import allowed_bytes, drawn, growth
 from tutorlib.gpu.memory import limit_tensorflow_memory, missing_for_gpu, parse_allocation
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import BufferPool, aligned_empty, host_memory_bytes, resolve_device
@@ -200,154 +194,49 @@ def test_after_the_gpu_is_in_use_the_limit_is_refused():
 
 # ---- a budget, measured --------------------------------------------------------------------------
 
-ALLOWED_BYTES = 32 * MIB  # as the docstring of the loader says
-FLOATS = {f"c{k}": "int32" for k in range(20)} | {f"f{k}": "float32" for k in range(20)}
-PADDED = {"multi_hot": {"form": "padded", "max_length": 100}}
-LAYOUTS = {  # {kind: (rows of row groups, columns, most of the budget, arguments)}
-    "numbers": ((50_000,) * 15, FLOATS, 1.1, {}),
-    "slices": ((750_000,), FLOATS, 1.1, {}),
-    "stacked": ((50_000,) * 15, FLOATS, 1.2, {"batch_layout": "stacked"}),
-    "filters": ((4_000_000,), {"c": "int8", "d": "int32"}, 1.1, {"filters": [("c", "<", 50)]}),
-    "lists": ((100_000,) * 5, {"g": ("list", "uniform", 4), "x": "int32"}, 1.25, {}),
-    "padded": ((100_000,) * 5, {"g": ("list", "sorted", 4), "x": "int32"}, 1.25, PADDED),
-    "one wide group": (
-        (10_000,) * 6, {"g": ("list", "fixed", [9, 9, 1000, 9, 9, 9]), "x": "int32"}, 1.25, {},
-    ),
-    "long lists": ((8000,) * 4, {"g": ("list", "sorted", 300)}, 1.25, {}),
-    # Two threads each hold a row group's dictionary of 20 MB while they make ids of it.
-    "strings": (
-        (20_000,) * 4, {"s": ("string", 1000, None), "y": "int32"}, 2.5, {"label_names": ["y"]},
-    ),
-}  # fmt: skip
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+QUICK = (0, 1)  # seeds, of small budgets
+IDLE_BYTES = 48 * MIB  # that the allocators of a process keep after its epochs
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/clear_refs")
+@LINUX
 @pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "slices" else pytest.param(kind, marks=pytest.mark.slow) for kind in LAYOUTS],
+    "seed", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in range(20)]
 )
-def test_memory_stays_within_the_budget_or_the_rows_are_refused_by_name(kind, tmp_path):
-    rows, columns, most, options = LAYOUTS[kind]
-    seed = int(os.environ.get("MEMORY_SEED", 0))
-    random = np.random.default_rng([seed, len(kind)])
-    budget = (100 if columns is FLOATS else 60) * MB + int(random.integers(20 * MB))
-    batch_size = int(random.choice([64, 500, 1000]))
-    mapped = "hash" if kind == "strings" else None
-    layout = Layout(rows, columns, budget, batch_size, options=options, mapped=mapped)
-    measured = measure(layout, tmp_path, seed)
-    assert measured["peak"] <= most * budget + ALLOWED_BYTES, (layout, measured)
-    assert "memory_budget" in measured.get("refused", "memory_budget"), measured
+def test_a_process_grows_by_no_more_than_a_memory_budget_promises(seed, tmp_path):
+    layout = drawn(seed, most_mib=64 if seed in QUICK else 512)
+    values = growth(layout, tmp_path).values
+    budget = layout.arguments["memory_budget"]
+    assert values["planned_bytes"] <= budget
+    assert values["peak_bytes"] <= allowed_bytes(budget), layout
+    assert values["idle_bytes"] <= IDLE_BYTES, layout  # and an idle loader holds no chunk
 
 
-KINDS = {  # {kind: (a column, bytes of a row of it, how many budgets it may take beside 32 MiB)}
-    "numbers": ("float32", 4, 1.25),
-    "ids": ("int64", 8, 1.25),
-    "lists": (("list", "uniform", 8), 72, 1.75),
-    "sorted": (("list", "sorted", 30), 250, 1.75),
-    "skewed": (("list", "pareto", 8), 75, 1.75),
-    "texts": (("string", 200, None), 208, 2.5),
-    "words": (("string", 30, 500), 38, 2.5),
-}
-
-
-QUICK = (0, 6, 14)  # seeds of texts that are refused, of sorted lists, and of stacked numbers
-
-
-def drawn(seed):
-    """Return (a layout of 20 to 120 MB, how many budgets it may take), drawn at random.
-
-    A row group takes 0.02 to 1.3 budgets.
-    """
-    random = np.random.default_rng(seed)
-    kind = str(random.choice(list(KINDS)))
-    column, row, most = KINDS[kind]
-    count = int(random.integers(10, 60)) if kind in ("numbers", "ids") else 1
-    total = int(random.integers(20, 120)) * MB
-    groups = int(random.choice([1, 2, 3, 4, 8, 20, 60]))
-    rows = max(50, total // groups // (count * row))
-    budget = int(max(24 * MIB, total / groups * random.uniform(0.8, 4)))
-    options = {"threads": int(random.integers(1, 5))}
-    options["shuffle"] = bool(random.random() < 0.8)
-    mapped = "hash" if kind in ("texts", "words") else None
-    columns = {f"c{k}": column for k in range(count)} | {"y": "int32"}
-    options["label_names"] = ["y"]
-    if kind in ("numbers", "ids"):
-        options["batch_layout"] = str(random.choice(["columns", "stacked"]))
-        mapped = [None, "function"][int(random.integers(2))]
-        if random.random() < 0.2:
-            options["filters"] = [("y", "<", 50)]
-    if random.random() < 0.2:
-        options["buffer_size"] = int(random.integers(1000, 100_000))
-    plain = random.random() < 0.3 and mapped != "hash"
-    parquet = {"compression": "none", "use_dictionary": False} if plain else {}
-    batch_size = int(random.choice([256, 1000, 4096]))
-    more = options, mapped, parquet, 10
-    return Layout((rows,) * groups, columns, budget, batch_size, 1, *more), most
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/clear_refs")
-@pytest.mark.parametrize(
-    "seed",
-    [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in range(40)],
-)
-def test_a_process_keeps_to_a_memory_budget_over_ten_epochs_of_any_layout(seed, tmp_path):
-    layout, most = drawn([seed, int(os.environ.get("MEMORY_SEED", 0))])
-    measured = measure(layout, tmp_path)
-    assert measured["peak"] <= most * layout.budget + ALLOWED_BYTES, (layout, measured)
-    if "refused" in measured:
-        assert re.search(r"row group \d+ of .*data\.parquet.* column 'c?\w", measured["refused"])
-        assert re.search(r"at least [\d,]+ bytes", measured["refused"])
-
-
+NUMBERS = {f"f{k}": np.float32 for k in range(20)}
 ADVISED = {  # layouts for which a small budget is refused with one that is accepted
-    "one large row group": ({f"f{k}": "float32" for k in range(20)}, (400_000,), {}),
-    "lists": ({"g": ("list", "uniform", 40), "x": "int32"}, (5000,) * 4, {}),
-    "stacked": (FLOATS, (20_000,) * 3, {"batch_layout": "stacked"}),
-    "in order": (FLOATS, (60_000,), {"shuffle": False}),
+    "one large row group": (400_000, NUMBERS, {}),
+    "lists": (5000, {"g": list, "x": np.int32}, {}),
+    "stacked": (20_000, NUMBERS, {"batch_layout": "stacked"}),
+    "in order": (60_000, NUMBERS, {"shuffle": False}),
 }
 
 
 @pytest.mark.parametrize("kind", ADVISED)
 def test_the_budget_that_a_refusal_names_is_accepted(tmp_path, kind):
-    from tests.support.loader_memory import write
-
-    columns, rows, options = ADVISED[kind]
-    write(Layout(rows, columns, 0), tmp_path)
-    path = tmp_path / "data.parquet"
-    with pytest.raises(ValueError, match=r"cannot hold two batches") as refused:
-        KerasSequenceLoader(path, 4096, memory_budget=100_000, **options).describe()
-    if kind == "one large row group":
-        place = r"row group 0 of .*data\.parquet takes [\d,]+ bytes while it is open, column 'f\d+'"
-        assert re.search(place, str(refused.value))
+    rows, columns, options = ADVISED[kind]
+    path, total = tmp_path / "data.parquet", max(60_000, rows)
+    values = np.random.default_rng(0).integers(1, 1000, total)
+    table = {
+        name: pa.array([[1, 2, 3]] * total) if kind is list else values.astype(kind)
+        for name, kind in columns.items()
+    }
+    pq.write_table(pa.table(table), path, row_group_size=rows)
+    with pytest.raises(ValueError, match=r"cannot hold 3 chunks of one batch") as refused:
+        KerasSequenceLoader(path, 4096, memory_budget=100_000, **options)
     least = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
     loader = KerasSequenceLoader(path, 4096, memory_budget=least, **options)
     assert loader.describe()["peak_bytes"] <= least
     assert sum(len(next(iter(inputs.values()))) for inputs, _ in loader) > 0
-
-
-def late_lists(path, row_group_rows):
-    """Write 20,000 lists, all but the last tenth of them with one value; returns their values."""
-    lengths = np.ones(20_000, np.int64)
-    lengths[-2000:] = 2000
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    lists = pa.LargeListArray.from_arrays(offsets, np.arange(offsets[-1]) % 1000)
-    pq.write_table(pa.table({"g": lists}), path, row_group_size=row_group_rows)
-    return int(offsets[-1])
-
-
-def values_in(path, budget):
-    loader = KerasSequenceLoader(path, 50, memory_budget=budget)
-    return sum(inputs["g__values"].shape[0] for inputs, _ in loader)
-
-
-def test_lists_far_longer_than_the_mean_of_their_row_group_are_refused_with_what_would_do(tmp_path):
-    path, small = tmp_path / "x.parquet", tmp_path / "small.parquet"
-    count = late_lists(path, 20_000)
-    with pytest.raises(ValueError, match=r"rows \[.*row group 0 of .*x\.parquet") as refused:
-        values_in(path, 8 * MB)
-    assert re.search(r"smaller row groups .* memory_budget of at least [\d,]+", str(refused.value))
-    assert values_in(path, 100 * MB) == count
-    assert late_lists(small, 1000) == values_in(small, 21 * MB) == count
 
 
 @pytest.fixture
@@ -355,39 +244,6 @@ def small(tmp_path):
     lists = pa.array([[1] * (k % 5) for k in range(1000)])
     pq.write_table(pa.table({"x": range(1000), "g": lists}), tmp_path / "x.parquet", 100)
     return tmp_path / "x.parquet"
-
-
-def test_a_budget_holds_one_pass_at_a_time_also_one_that_waits_on_another_thread(small):
-    began, go_on = threading.Event(), threading.Event()
-
-    def wait(chunk):
-        began.set()
-        assert go_on.wait(60)
-        return chunk
-
-    loader = KerasSequenceLoader(small, 10, memory_budget=50 * MB).map(wait)
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        rows = threads.submit(lambda: sum(inputs["x"].shape[0] for inputs, _ in loader))
-        assert began.wait(60)
-        with pytest.raises(RuntimeError, match=r"memory_budget=50,000,000 .* another pass .* open"):
-            loader.peek()
-        go_on.set()
-        assert rows.result(60) == 1000
-    first = iter(loader)
-    next(first)
-    first.close()
-    assert len(list(loader)) == len(loader)
-    without = KerasSequenceLoader(small, 10)
-    assert len(list(zip(without, without, strict=True))) == len(without)
-
-
-def test_rows_that_were_given_out_do_not_count_for_a_budget(tmp_path):
-    offsets = np.arange(0, 4 * 1_200_000 + 1, 4)
-    lists = pa.LargeListArray.from_arrays(offsets, np.arange(offsets[-1]) % 1000)
-    pq.write_table(pa.table({"g": lists}), tmp_path / "x.parquet", row_group_size=40_000)
-    made = {"buffer_size": 40_000, "memory_budget": 28 * MB}  # 30 row groups of 1.6 MB
-    loader = KerasSequenceLoader(tmp_path, 1000, **made)
-    assert sum(inputs["g__values"].shape[0] for inputs, _ in loader) == offsets[-1]
 
 
 def test_threads_are_at_most_three_chunks_ahead_without_a_budget(small):
@@ -399,17 +255,8 @@ def test_threads_are_at_most_three_chunks_ahead_without_a_budget(small):
         assert sum(rows) <= 50 * (number // 5 + 3)
 
 
-def test_batches_of_numbers_that_are_kept_are_no_fault_of_a_budget():
-    table = pa.table({"x": np.arange(2_000_000.0)})
-    loader = KerasSequenceLoader(table, 1000, memory_budget=4 * MB, shuffle=False)
-    kept = [np.asarray(inputs["x"]) for inputs, _ in loader]
-    np.testing.assert_array_equal(np.concatenate(kept)[:, 0], np.arange(2_000_000))
-
-
-def test_padding_within_a_budget_needs_the_longest_list(small):
-    made = {"multi_hot": "padded", "memory_budget": 50 * MB}
-    with pytest.raises(ValueError, match=r"needs a longest list: .* long list of \['g'\]"):
-        KerasSequenceLoader(small, 10, **made)
-    KerasSequenceLoader(small, 10, cat_names=["x"], cont_names=[], **made)  # has no lists
-    made["multi_hot"] = MultiHot("padded", max_length=4)
-    assert len(list(KerasSequenceLoader(small, 10, **made))) == 100
+def test_a_fraction_of_the_memory_holds_all_chunks_that_exist():
+    loader = KerasSequenceLoader(pa.table({"x": np.arange(1000.0)}), 100, buffer_size=0.5)
+    rows, plan = loader.state_dict()["settings"]["partition_rows"], loader.describe()
+    batches = 3 * rows * plan["chunk_bytes"] / plan["chunk_rows"]
+    assert 0.1 * host_memory_bytes() < batches < 0.5 * host_memory_bytes()

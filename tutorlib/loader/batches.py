@@ -126,7 +126,6 @@ class Assembler:
 
     def take(self, most: int) -> Part | None:
         """Return the next batches, at most so many, all of equally many rows; None if stopped."""
-        self._pipeline.look_for_room()
         while not (self._waiting and self._is_complete()):
             work: ChunkWork | None = self._pipeline.next_work()
             if work is None:

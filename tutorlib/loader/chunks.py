@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tutorlib.columns import (
     Array,
@@ -36,30 +37,18 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
-from tutorlib.loader.settings import PLANNED_THREADS
-from tutorlib.loader.sizing import TEXT_COPIES
-from tutorlib.memory import LESS_MEMORY, BufferPool, Ledger, free_at_once, is_aligned
+from tutorlib.memory import LESS_MEMORY, BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
-TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
+TASK_COLUMNS = 8  # at least, that one task decodes and gathers
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
-DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
-KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocator keeps
-SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
-STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
-STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
-LIST_VALUES = 2**18  # of lists, about, that are gathered at a time, with a memory budget
+SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
-LONGER_LISTS = (
-    "Rows were planned with the mean length of lists and strings. Write the files with smaller row "
-    "groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget"
-)
 
 Pieces = Iterable[tuple[RowRange, Chunk]]
 Transform = Callable[[Chunk], Chunk]
-Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
 @dataclasses.dataclass
@@ -103,10 +92,7 @@ class Gatherer:
 
     Attributes:
         library: as given.
-        list_values: of lists, about, that are gathered at a time; None for all.
     """
-
-    list_values: int | None = None
 
     def __init__(
         self,
@@ -211,35 +197,21 @@ class Gatherer:
         """Put the lists of a column into the parts."""
         for part in parts:
             segment, rows = part.segment, part.rows
-            step = segment.stop - segment.start
-            if self.list_values is not None:
-                mean = len(lists.values) / max(1, len(lists))
-                step = max(1, int(self.list_values / max(1.0, rows * mean))) * rows
+            if order is None:
+                positions, offsets = None, lists.offsets[segment.start : segment.stop + 1]
+            else:
+                chosen = order[segment.start : segment.stop]
+                positions, offsets = gather_rows(lists.offsets, chosen, self.library)
+            bounds = offsets[:: max(rows, 1)].tolist()
             made = part.lists[name] = []
-            for start in range(segment.start, segment.stop, max(step, 1)):
-                some = slice(start, min(start + step, segment.stop))
-                made += self._some_lists(lists, some, part, order)
-
-    def _some_lists(
-        self, lists: Ragged, chosen: slice, part: Part, order: Array | None
-    ) -> list[Ragged]:
-        """Return the lists of whole batches of a part, or of a piece, each in memory of its own."""
-        rows = part.rows
-        made = []
-        if order is None:
-            positions, offsets = None, lists.offsets[chosen.start : chosen.stop + 1]
-        else:
-            positions, offsets = gather_rows(lists.offsets, order[chosen], self.library)
-        bounds = offsets[:: max(rows, 1)].tolist()
-        for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-            values = self.empty((last - first,), lists.values.dtype)
-            if positions is None:
-                values[...] = lists.values[first:last]
-            elif last > first:
-                self._take(lists.values, positions[first:last], values)
-            mine = offsets[number * rows : (number + 1) * rows + 1] - first
-            made.append(Ragged(values, mine))
-        return made
+            for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+                values = self.empty((last - first,), lists.values.dtype)
+                if positions is None:
+                    values[...] = lists.values[first:last]
+                elif last > first:
+                    self._take(lists.values, positions[first:last], values)
+                mine = offsets[number * rows : (number + 1) * rows + 1] - first
+                made.append(Ragged(values, mine))
 
     def joined(self, parts: Sequence[Part]) -> Part:
         """Return the batch that has the rows of these pieces."""
@@ -311,7 +283,7 @@ def errors_at(source: ParquetSource, row_range: RowRange, rows: str = "") -> Ite
 
 @dataclasses.dataclass(eq=False)
 class ChunkReader:
-    """Decodes row ranges, within a budget, for one pass over a loader.
+    """Decodes row ranges for one pass over a loader.
 
     It is called from several threads and keeps no reference to the loader that it works for.
 
@@ -322,10 +294,7 @@ class ChunkReader:
         pool: gives the memory of batches.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
-        held_bytes: bytes that decoded rows and batches may take together; None for any number.
-        small_rows: a row group of at most so many rows is decoded in one call.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
-        ledger: of the memory budget; None without one.
         on_gpu: whether chunks are decoded and gathered by a GPU.
     """
 
@@ -335,27 +304,19 @@ class ChunkReader:
     pool: BufferPool
     stopwatch: Stopwatch
     transform: Transform | None
-    held_bytes: int | None = None
-    small_rows: int = 0
     fills_missing: bool = False
-    ledger: Ledger | None = None
     on_gpu: bool = False
 
     def __post_init__(self) -> None:
-        ledger, library = self.ledger, np
+        library = np
         if self.on_gpu:
             import cupy
 
             library = cupy
         self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch, library)
-        if ledger is not None:  # positions take as much memory as values
-            self.gatherer.list_values = LIST_VALUES
-        kinds = [self.source.column_types[name] for name in self.columns]
-        self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
-        if ledger is not None and self._kept_bytes() > ledger.budget_bytes / 4 + SPARE_BYTES:
-            free_at_once()
-        self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
+        self.turn = threading.Condition()  # of slices, which are read in order
         self._streams: dict[int, _Stream] = {}  # by row group
+        self._last: list[_Stream] = []  # whose last slices are planned
 
     def work_on(self, plan: EpochPlan, chunk: ChunkPlan, first_batch: int) -> ChunkWork:
         """Return the work that a chunk is; asked for in the order of the chunks.
@@ -365,12 +326,19 @@ class ChunkReader:
             chunk: the chunk.
             first_batch: batches before this one are not made.
         """
+        streams = {}
         for row_range in chunk.row_ranges:
             row_group = row_range.row_group
-            if row_group in plan.sliced and row_group not in self._streams:
-                stop = plan.sliced[row_group]
-                self._streams[row_group] = _Stream(self, row_range.start, stop)
-        return ChunkWork(self, plan, chunk, first_batch)
+            stop = plan.sliced.get(row_group)
+            if stop is None:
+                continue
+            if row_group not in self._streams:
+                self._last = [stream for stream in self._last if not stream.has_ended]
+                self._streams[row_group] = _Stream(self, row_range.start, stop, self._last)
+            streams[row_group] = self._streams[row_group]
+            if row_range.stop == stop:
+                self._last.append(self._streams.pop(row_group))
+        return ChunkWork(self, plan, chunk, first_batch, streams)
 
     def reads_by_column(self, plan: EpochPlan, chunk: ChunkPlan) -> bool:
         """Return whether a task reads some columns of all row ranges, not all of some ranges.
@@ -384,181 +352,34 @@ class ChunkReader:
         for row_range in chunk.row_ranges:
             if row_range.row_group in plan.sliced or not source.is_whole(row_range.row_group):
                 return False
-        return chunk.num_rows > self.small_rows * len(chunk.row_ranges)
+        return chunk.num_rows * self.layout.row_bytes > SMALL_BYTES * len(chunk.row_ranges)
 
-    def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
+    def decoded(
+        self, row_range: RowRange, names: Sequence[str], stream: _Stream | None = None
+    ) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
 
-        They count as held until the owner's are released.
+        Args:
+            row_range: the rows.
+            names: the columns to read.
+            stream: gives the rows of a row group that is read in slices.
 
         Raises:
-            ParquetError: if the rows cannot be read, or do not fit the budget.
+            ParquetError: if the rows cannot be read.
             RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
             Exception: what `transform` raised, with a note that says where.
         """
-        made: list[Chunk] = []
-        first = row_range.start
-        with contextlib.closing(self._pieces(owner, row_range, names)) as pieces:
-            while True:
-                with self.stopwatch.timing("read"):
-                    piece = next(pieces, None)
-                if piece is None:
-                    break
-                if self.transform is not None:
-                    rows = f"rows [{first}, {first + piece.num_rows}) of "
-                    place = errors_at(self.source, row_range, rows)
-                    with self.stopwatch.timing("transform"), place:
-                        piece = self._transformed(self.transform, piece)
-                if self.held_bytes is not None:
-                    self._check_held(owner, row_range, sum(c.nbytes for c in piece.values()))
-                made.append(piece)
-                first += piece.num_rows
-        return made[0] if len(made) == 1 else Chunk.concat(made)
-
-    def _pieces(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Generator[Chunk]:
-        """Yield the rows of a range: at once, or in small steps if a transform makes them smaller.
-
-        Text takes far more memory than the ids that a Workflow makes of it.
-        """
-        stream = self._streams.get(row_range.row_group)
-        place = row_range.row_group, names
-        if stream is not None:
-            yield stream.read(row_range)
-        elif self.held_bytes is not None and (self.transform is not None or len(names) > 1):
-            row = max(1.0, self.source.row_bytes(*place))
-            step = max(1, min(STREAM_ROWS, int(self.held_bytes / STEPS / row)))
-            whole = self._reads_whole(*place)  # then each column has room of its own
-            with contextlib.nullcontext() if whole else self.room(self._reading_bytes(*place)):
-                yield from self.steps(*place, step, row_range.start, row_range.stop)
-        else:
-            with self.room(self._decoding_bytes(*place)):
-                chunk = self.source.read(*place, row_range.start, row_range.stop)
-            yield chunk
-
-    def room(self, nbytes: float) -> contextlib.AbstractContextManager[None]:
-        """Return what a task works in that takes so many bytes: it waits until they fit."""
-        return contextlib.nullcontext() if self.ledger is None else self.ledger.room(nbytes)
-
-    def _kept_bytes(self) -> float:
-        """Return about what Arrow's own allocator would keep of what threads have decoded."""
-        source = self.source
-        largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
-        rows = source.row_groups[largest].num_rows
-        columns = [rows * source.row_bytes(largest, [name]) for name in self.columns]
-        return sum(columns) + PLANNED_THREADS * KEPT_COPIES * max(columns)
-
-    def _decoding_bytes(self, row_group: int, names: Sequence[str]) -> float:
-        """Return what decoding columns of a whole row group takes, with what comes of it."""
-        if self.ledger is None:
-            return 0.0
-        source, rows = self.source, self.source.row_groups[row_group].num_rows
-        decoded = [rows * source.row_bytes(row_group, [name]) for name in names]
-        return sum(decoded) + DECODE_COPIES * max(decoded)
-
-    def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
-        """Refuse lists or strings that are far longer than their row group's mean."""
-        self._decoded[owner] = self._decoded.get(owner, 0) + nbytes
-        held = sum(list(self._decoded.values())) + self.pool.used_bytes
-        # Rows of numbers are as wide as planned: what is held beside them is the consumer's.
-        if self._rows_differ and self.held_bytes is not None and held > self.held_bytes:
-            raise ParquetError(
-                f"rows [{row_range.start}, {row_range.stop}) of "
-                f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
-                f"with which {held:,} bytes are held, more than memory_budget allows. "
-                f"{LONGER_LISTS} of at least {2 * held:,} bytes"
-            )
-
-    def has_room(self, nbytes: float, budget: Any) -> bool:
-        """Return whether a chunk whose batches take `nbytes` fits the budget beside what is held.
-
-        Args:
-            nbytes: bytes of the batches of the chunk.
-            budget: bytes; None for any number.
-        """
-        if budget is None:
-            return True
-        unfinished = sum(list(self._decoded.values()))
-        return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
-
-    def step_rows(self, row_range: RowRange) -> int:
-        """Return how many rows of a row group are decoded at a time, to be given in slices."""
-        if self.held_bytes is None:
-            return row_range.num_rows
-        return min(row_range.num_rows, STREAM_ROWS)
-
-    def steps(
-        self, row_group: int, names: Sequence[str], step: int, start: int, stop: int
-    ) -> Generator[Chunk]:
-        """Yield rows of a row group in steps; with a memory budget, from whole decoded columns.
-
-        Read in steps, a row group takes pages and dictionaries of all its columns, which is more
-        than its rows if there are fewer than about a million.
-        """
-        source = self.source
-        if not self._reads_whole(row_group, names):
-            yield from source.steps(row_group, names, step, start, stop)
-            return
-        columns: dict[str, Any] = {}
-        for name in names:
-            with self.room(self._decoding_bytes(row_group, [name])):
-                columns |= source.read(row_group, [name], start, stop).columns
-        whole = Chunk(columns)
-        nothing = whole.slice(0, 0)
-        for first in range(0, whole.num_rows, step):
-            piece = whole.slice(first, min(first + step, whole.num_rows))
-            # A copy, so that the row group goes when its last rows were given.
-            yield Chunk.concat([piece, nothing])
-
-    def _reads_whole(self, row_group: int, names: Sequence[str]) -> bool:
-        """Return whether `steps` decodes a whole row group, because that takes less memory."""
-        if self.ledger is None:
-            return False
-        decoded = self.source.row_groups[row_group].num_rows * self.source.row_bytes(
-            row_group, names
-        )
-        return decoded <= self.source.stream_bytes(row_group, names)
-
-    def _reading_bytes(self, row_group: int, names: Sequence[str]) -> float:
-        """Return what reading a row group in steps takes: pages, and texts that are told apart."""
-        source = self.source
-        if self.ledger is None:
-            return 0.0
-        texts = [name for name in names if source.column_types[name] == ("string", False)]
-        text_bytes = TEXT_COPIES * source.stored_bytes(row_group, texts)
-        return source.stream_bytes(row_group, names) + text_bytes
-
-    def room_for_lists(
-        self, name: str, ranges: Sequence[RowRange], pieces: Mapping[int, Chunk]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Return room for joining and gathering the lists of a chunk.
-
-        Raises:
-            ParquetError: if they do not fit the budget: they are far longer than planned.
-        """
-        if self.ledger is None or self.held_bytes is None:
-            return contextlib.nullcontext()
-        sizes = [pieces[number][name].nbytes for number in range(len(ranges))]
-        longest = ranges[int(np.argmax(sizes))]
-        needed = sum(sizes) * (2 if len(sizes) > 1 else 1)
-        held = sum(list(self._decoded.values())) + self.pool.used_bytes + needed
-        if held > self.held_bytes:
-            raise ParquetError(
-                f"rows [{longest.start}, {longest.stop}) of "
-                f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a "
-                f"chunk take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} "
-                f"more while they are gathered, with which {held:,} bytes are held, more than "
-                f"memory_budget allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
-            )
-        return self.ledger.room(needed)
-
-    def give_back(self) -> None:
-        """Give free memory back to the system, with a memory budget."""
-        if self.ledger is not None:
-            self.ledger.give_back()
-
-    def release(self, owner: Owner) -> None:
-        """Note that decoded rows are dropped."""
-        self._decoded.pop(owner, None)
+        group, start, stop = row_range.row_group, row_range.start, row_range.stop
+        with self.stopwatch.timing("read"):
+            if stream is None:
+                chunk = self.source.read(group, names, start, stop)
+            else:
+                chunk = stream.read(row_range)
+        if self.transform is None:
+            return chunk
+        place = errors_at(self.source, row_range, f"rows [{start}, {stop}) of ")
+        with self.stopwatch.timing("transform"), place:
+            return self._transformed(self.transform, chunk)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         made_by = "the Workflow"
@@ -592,10 +413,12 @@ class ChunkReader:
         return result
 
     def close(self) -> None:
-        """Close the row groups that are open between two slices, and files that are idle."""
-        for stream in self._streams.values():
+        """Close the row groups that are open between two slices, and free what is idle."""
+        for stream in (*self._streams.values(), *self._last):
             stream.close()
         self.source.close()
+        self.pool.clear()
+        pa.default_memory_pool().release_unused()
 
 
 class ChunkWork:
@@ -607,9 +430,14 @@ class ChunkWork:
     """
 
     def __init__(
-        self, reader: ChunkReader, plan: EpochPlan, chunk: ChunkPlan, first_batch: int
+        self,
+        reader: ChunkReader,
+        plan: EpochPlan,
+        chunk: ChunkPlan,
+        first_batch: int,
+        streams: Mapping[int, _Stream],
     ) -> None:
-        self._reader, self._plan, self.chunk = reader, plan, chunk
+        self._reader, self._plan, self.chunk, self._streams = reader, plan, chunk, streams
         self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
         self._by_column = reader.reads_by_column(plan, chunk)
         self._pieces: dict[int, Chunk] = {}  # by number of the row range
@@ -629,9 +457,7 @@ class ChunkWork:
                 columns.append(field)
             else:
                 gathering.append(functools.partial(self._gather, [field]))
-        size = 1
-        if reader.held_bytes is None:
-            size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
+        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
         for first in range(0, len(columns), size):
             gathering.append(functools.partial(self._gather, columns[first : first + size]))
         for column in layout.ragged.values():
@@ -656,11 +482,18 @@ class ChunkWork:
 
     def _read(self, numbers: Iterable[int]) -> None:
         """Decode all columns of some row ranges."""
-        reader, ranges = self._reader, self.chunk.row_ranges
-        for number in numbers:
-            owner = self.chunk, ""
-            self._pieces[number] = reader.decoded(owner, ranges[number], reader.columns)
-        reader.give_back()
+        reader, ranges = self._reader, [self.chunk.row_ranges[number] for number in numbers]
+        try:
+            for number, row_range in zip(numbers, ranges, strict=True):
+                stream = self._streams.get(row_range.row_group)
+                self._pieces[number] = reader.decoded(row_range, reader.columns, stream)
+        except BaseException:
+            for row_range in ranges:
+                if row_range.row_group in self._streams:
+                    self._streams[row_range.row_group].fail()
+            raise
+        if self._streams:
+            pa.default_memory_pool().release_unused()  # of this thread
 
     def _gather(self, fields: Sequence[Field], lists: Column | None = None) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -669,10 +502,9 @@ class ChunkWork:
         for field in fields:
             columns += field.columns
         names = [column.name for column in columns]
-        owner = self.chunk, names[0]
         rows: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
         if self._by_column:
-            rows = (reader.decoded(owner, row_range, names) for row_range in ranges)
+            rows = (reader.decoded(row_range, names) for row_range in ranges)
         if len(fields) > 1:
             rows = list(rows)  # each field needs them; for a single one, they come one by one
         order = self._order()
@@ -680,13 +512,7 @@ class ChunkWork:
             pieces = zip(ranges, rows, strict=True)
             reader.gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order)
         if lists:
-            room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if not self._by_column:
-                room = reader.room_for_lists(lists.name, ranges, self._pieces)
-            with room:
-                reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
-        if self._by_column:
-            reader.release(owner)
+            reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
 
     def _decode_on_gpu(self) -> None:
         """Decode all columns of the chunk's row groups, in one call."""
@@ -752,56 +578,90 @@ class ChunkWork:
         self._pieces.clear()
         self._decoded = {}
         self._picks = None
-        self._reader.release((self.chunk, ""))
-        self._reader.give_back()
+        pa.default_memory_pool().release_unused()  # of this thread
 
 
 class _Stream:
-    """A row group whose slices are read in order, by whatever thread comes with the next one."""
+    """A row group whose slices are read in order, by whatever thread comes with the next one.
 
-    def __init__(self, reader: ChunkReader, start: int, stop: int) -> None:
+    Slices wait only for slices of earlier tasks, so there is always one that can be read.
+
+    Args:
+        reader: reads the row group.
+        start: first row.
+        stop: end of the last slice.
+        before: row groups of earlier chunks, which are read to their ends first: as many are open
+            as a chunk has parts.
+    """
+
+    def __init__(
+        self, reader: ChunkReader, start: int, stop: int, before: Iterable[_Stream]
+    ) -> None:
         self._reader, self._position, self._stop = reader, start, stop
+        self._before, self._failed = tuple(before), False
         self._steps: Generator[Chunk] | None = None
-        self._turn, self._closed = threading.Condition(), False
+        self._left: list[Chunk] = []  # rows that were decoded with an earlier slice
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last slice has been read, or one could not be read."""
+        return self._position == self._stop or self._failed
+
+    def _may_read(self, row_range: RowRange) -> bool:
+        first = all(stream.has_ended for stream in self._before)
+        return self._failed or (first and self._position == row_range.start)
+
+    def fail(self) -> None:
+        """Have those who wait for a slice give up: the slice before it is not read."""
+        with self._reader.turn:
+            self._failed = True
+            self._reader.turn.notify_all()
 
     def read(self, row_range: RowRange) -> Chunk:
-        """Return the rows of a slice; waits until the slice before it has been read."""
-        reader = self._reader
-        with self._turn:
-            self._turn.wait_for(lambda: self._closed or self._position == row_range.start)
-            if self._closed:
+        """Return the rows of a slice; waits until it is its turn."""
+        reader, rows = self._reader, row_range.num_rows
+        with reader.turn:
+            reader.turn.wait_for(lambda: self._may_read(row_range))
+            if self._failed:
                 raise ParquetError(f"reading row group {row_range.row_group} was stopped")
-            rows = row_range.num_rows
-            if self._steps is None:
-                self._left = Chunk({})
-                step = reader.step_rows(row_range)
-                place = row_range.row_group, reader.columns, step, row_range.start, self._stop
-                self._steps = reader.steps(*place)
-            try:
-                pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
-                while count < rows:
-                    pieces.append(next(self._steps))
-                    count += pieces[-1].num_rows
-                whole = Chunk.concat(pieces) if len(pieces) > 1 else pieces[0]
-                self._left = whole.slice(rows, count) if count > rows else Chunk({})
-                self._position = row_range.stop
-                if row_range.start + count == self._stop:  # the last row has been decoded
-                    self._steps.close()
-            except BaseException:
-                self._closed = True
-                raise
-            finally:
-                self._turn.notify_all()
-            return whole.slice(0, rows) if count > rows else whole
+        self._before = ()
+        if self._steps is None:
+            self._steps = self._decoded(row_range)
+        pieces = self._left
+        count = sum(piece.num_rows for piece in pieces)
+        while count < rows:
+            pieces.append(next(self._steps))
+            count += pieces[-1].num_rows
+        last = pieces.pop()
+        cut = last.num_rows - (count - rows)
+        self._left = [last.slice(cut, last.num_rows)] if count > rows else []
+        # A copy, so that the row group goes when its last rows were given.
+        chunk = Chunk.concat([*pieces, last.slice(0, cut), last.slice(cut, cut)])
+        with reader.turn:
+            self._position = row_range.stop
+            if self.has_ended:
+                self.close()
+            reader.turn.notify_all()
+        return chunk
+
+    def _decoded(self, first: RowRange) -> Generator[Chunk]:
+        """Yield the rows from the first slice on, at once or about a slice at a time.
+
+        Whichever takes less memory: pages and dictionaries of all columns are more than the rows
+        if these are fewer than about a million.
+        """
+        source, place = self._reader.source, (first.row_group, self._reader.columns)
+        rows = source.row_groups[first.row_group].num_rows
+        if rows * source.row_bytes(*place) <= source.stream_bytes(*place):
+            yield source.read(*place, first.start, self._stop)
+        else:
+            yield from source.steps(*place, first.num_rows, first.start, self._stop)
 
     def close(self) -> None:
-        """Close the file, and stop whatever waits."""
-        with self._turn:
-            self._closed = True
-            if self._steps is not None:
-                self._steps.close()
-            self._steps, self._left = None, Chunk({})
-            self._turn.notify_all()
+        """Close the file."""
+        if self._steps is not None:
+            self._steps.close()
+        self._steps, self._left = None, []
 
 
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:

@@ -33,15 +33,13 @@ from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import LoaderSettings, MultiHot
-from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
-from tutorlib.memory import BufferPool, Ledger, free_at_once, memory_before, resolve_device
+from tutorlib.loader.sizing import ChunkSize, size_of_chunks
+from tutorlib.memory import BufferPool, resolve_device
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
-SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
-REFUSED = 1.2  # of the memory budget: lists that make a pass hold more are refused
 
 
 class KerasSequenceLoader(LoaderAdapter):
@@ -72,8 +70,9 @@ class KerasSequenceLoader(LoaderAdapter):
             batch has is random, but within the batch they lie in the order of their chunk: do not
             split a batch by position.
         buffer_size: size of a partition: a number of rows from 1 on, or a fraction of the memory
-            below 1 (give rows if ranks run on machines with different memory). None chooses chunks
-            of about a million rows, fewer if rows are wide or the budget is tight.
+            below 1 for all chunks that exist (give rows if ranks run on machines with different
+            memory). None chooses chunks of about a million rows, fewer if rows are wide or the
+            budget is tight.
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
             integers are then int64. It reads numbers and lists of numbers without nulls, in whole
@@ -104,15 +103,12 @@ class KerasSequenceLoader(LoaderAdapter):
             are, and bounds the lengths of lists.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
-        memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
-            hold, in the GPU's memory if it works there. None sets no bound. It bounds
-            `buffer_size`, also the automatic one, and allows four threads and one open pass at
-            most. On a CPU, a process grows by at most 1.25 times this plus 32 MiB; small budgets
-            with sorted lists, and text that becomes ids, take up to 1.9 times. Row groups and
-            footers that do not fit are refused by name when the loader is made; lists far longer
-            than the mean of their row group, which footers do not tell, before they are gathered.
-            Where much is decoded at a time, Arrow takes its memory from jemalloc, in the whole
-            process, which gives it back at once. `loader/sizing.py` has the formula.
+        memory_budget: bytes, or text such as "1.5GB" or "512MiB", for the three chunks of a pass
+            that exist at most, what is decoded for them, and footers, in the GPU's memory if it
+            works there. None sets no bound. It bounds `buffer_size`, also the automatic one, and
+            allows four threads at most. On a CPU, a process grows by at most 1.5 times this plus
+            64 MiB in a pass over numbers. Lists count with the mean length that footers tell:
+            docs/promises.md says what takes more. `loader/sizing.py` has the formula.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
 
@@ -194,9 +190,6 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"nulls={nulls!r}: device='gpu' takes no nulls. Fill them in the data "
                 "(Workflow.transform_to_parquet with FillMissing), or use device='cpu'"
             )
-        self._look_at_memory()
-        if memory_budget is not None and filters is not None:
-            free_at_once()  # counting the rows that pass decodes columns
         if not isinstance(paths_or_source, ParquetSource):
             self.source = ParquetSource(paths_or_source, filters=filters)
         elif filters is not None:
@@ -246,14 +239,10 @@ class KerasSequenceLoader(LoaderAdapter):
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
 
-    def _look_at_memory(self) -> None:
-        self._before = memory_before() if self._settings.memory_budget else None
-
     def _begin(self) -> None:
         """Set what passes change."""
         self._cursor = EpochCursor()
         self._stopwatch = Stopwatch()
-        self._pool = BufferPool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
         self._running: list[weakref.ref[Pipeline]] = []  # in order, also of dropped passes
 
@@ -432,33 +421,16 @@ class KerasSequenceLoader(LoaderAdapter):
     def _begin_pass(self, as_numpy: bool, owner: Batches) -> tuple[Pipeline, Iterator[Any]]:
         """Return the pipeline of reader threads, and the batches that are made of its chunks."""
         settings, source, plan = self._settings, self.source, self.plan
-        passes = [ref() for ref in self._running]
-        if settings.memory_budget and any(one is not None and one.is_open for one in passes):
-            raise RuntimeError(
-                f"memory_budget={settings.memory_budget:,} bytes holds one pass at a time, but "
-                "another pass over this loader is open. Take its last batch, close() it or the "
-                "loader, or use a second KerasSequenceLoader, which has a budget of its own"
-            )
         self._warn_once()
-        on_gpu, budget, size = self.device == "gpu", settings.memory_budget, self._size
-        kept = size.peak_bytes
-        if budget is not None:  # what is kept for later must leave room for decoding
-            kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
-        self._pool.limit_bytes = kept
-        ledger: Ledger | None = None
-        if budget is not None and self._before is not None and not on_gpu:
-            ledger = Ledger(budget, self._before, self._pool)
+        on_gpu = self.device == "gpu"
         reader = ChunkReader(
             source,
             self._columns,
             self.layout,
-            self._pool,
+            BufferPool(limit_bytes=self._size.batch_bytes),
             self._stopwatch,
             self._transform,
-            small_rows=int(SMALL_BYTES / size.row_bytes),
-            held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
-            ledger=ledger,
             on_gpu=on_gpu,
         )
         first_batch = self.first_batch
@@ -467,7 +439,6 @@ class KerasSequenceLoader(LoaderAdapter):
             len(chunks),
             lambda k: reader.work_on(plan, chunks[k], first_batch),
             threads=settings.reader_threads(on_device=on_gpu, remote=not source.is_local),
-            room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
             at_end=reader.close,
             owner=owner,
@@ -475,9 +446,8 @@ class KerasSequenceLoader(LoaderAdapter):
         self._running.append(weakref.ref(pipeline, self._running.remove))
         library = reader.gatherer.library
         maker = BatchMaker(self.layout, self._stopwatch, library=library, as_numpy=as_numpy)
-        most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
         assembler = Assembler(reader.gatherer, plan, pipeline, first_batch)
-        return pipeline, maker.batches(assembler, most)
+        return pipeline, maker.batches(assembler, CONVERT_BATCHES)
 
     def close(self) -> None:
         """Stop all threads of this loader and release their memory; it can be used again.
@@ -489,9 +459,6 @@ class KerasSequenceLoader(LoaderAdapter):
         for pipeline in [ref() for ref in self._running[:]]:
             if pipeline is not None:
                 pipeline.close()
-        old, self._pool = self._pool, BufferPool(self._pool.limit_bytes)
-        old.limit_bytes = 0  # memory that is still in use is freed when it comes back
-        old.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,8 @@
 
 A pipeline serves one pass over an epoch. The work of a chunk comes in stages of tasks, each of
 which can run to its end without waiting for a later one; so any number of threads makes progress,
-even one. Finished chunks go to the consumer in order. Held at any time are the chunk that the
-consumer is in and the next one, and a third while its bytes fit.
+even one. Finished chunks go to the consumer in order. Three chunks exist at most: the one that the
+consumer is in, and two that are filled or wait for it.
 
 Ctrl-C may interrupt the consumer between any two bytecodes, and the garbage collector may drop a
 pass while a thread holds any lock. So the consumer takes no lock: it uses `SimpleQueue`, whose
@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 Task = Callable[[], Any]
+CHUNKS = 3  # that exist at a time
 NO_TASK = math.inf, 0
 
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
@@ -79,8 +80,6 @@ class Pipeline:
         chunks: number of chunks.
         work_on: returns the work of chunk number k; called once for each, in order.
         threads: number of worker threads; they start with the first `next_work`.
-        room_for: returns whether memory is left for chunk number k beside others; it is asked in
-            order, by one thread at a time.
         stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
         owner: when it is dropped, the threads stop, and nobody waits for them.
@@ -92,12 +91,11 @@ class Pipeline:
         work_on: Callable[[int], Work],
         *,
         threads: int,
-        room_for: Callable[[int], bool],
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
         owner: object,
     ) -> None:
-        self._chunks, self._work_on, self._room_for = chunks, work_on, room_for
+        self._chunks, self._work_on = chunks, work_on
         self._stopwatch, self._at_end = stopwatch, at_end
         self._process = _process[0]
         # The consumer's own:
@@ -161,15 +159,6 @@ class Pipeline:
             self._errors.clear()  # nothing here holds it or its traceback any longer
             raise error
         return True
-
-    def look_for_room(self) -> None:
-        """Begin a chunk for which there was no memory before, if there is some now."""
-        self._tickets.put(None)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches can still be taken: its owner exists."""
-        return not self._stopping and self._owner() is not None
 
     def _stop(self) -> None:
         self._stopping = True
@@ -259,9 +248,7 @@ class Pipeline:
         """Queue the tasks of chunks that may begin; the caller holds the lock."""
         while self._begun < self._chunks:
             # The chunk that the consumer is in, and those that are being filled for it.
-            ahead = self._begun - max(0, self._taken - 1)
-            enough = 2 if self._tasks else 3
-            if ahead >= 1 and (ahead >= enough or not self._room_for(self._begun)):
+            if self._begun - max(0, self._taken - 1) >= CHUNKS:
                 return
             work = self._work_on(self._begun)
             self._works[self._begun] = work, work.stages()

@@ -1,29 +1,27 @@
-"""Sizing: how many rows the loader reads and shuffles together, and what memory that needs.
+"""Sizing: how many rows the loader reads and shuffles together, and what memory that takes.
 
 One formula says what a pass holds at most::
 
-    held = chunk_rows * (2 * batch + decoded) + fixed
+    held = CHUNKS * chunk_rows * (batch + decoded) + open row groups * opened + footers
 
-`batch` is what a row takes in the batches of a chunk: one chunk is being given out while the next
-is filled. `decoded` is what a row takes while its columns wait to be gathered, and `fixed` does not
-depend on the chunk: row groups that stay open between two slices, and batches that are converted
-ahead. A memory budget is solved for `chunk_rows`; without one, a chunk has about a million rows.
-A third chunk begins only while the bytes held leave room for it.
+`batch` is what a row takes in a batch, `decoded` what it takes besides while it is gathered, and
+`opened` what a row group takes that stays open between two of its slices. A memory budget is solved
+for `chunk_rows`; without one, a chunk has about a million rows.
 
-A pure function of row counts, bytes per row and settings: without a budget nothing of it depends on
-the machine, so the order of the rows is the same everywhere.
+A pure function of row counts, bytes per row and settings: unless `buffer_size` is a fraction,
+nothing of it depends on the machine, so the order of the rows is the same everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from tutorlib.loader.layout import Layout
-from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.loader.pipeline import CHUNKS
+from tutorlib.loader.settings import LoaderSettings
 from tutorlib.memory import host_memory_bytes
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
@@ -34,16 +32,10 @@ CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-PLANNED_FRACTION = 7 / 8  # of the budget, for rows that wait: the rest lets several tasks decode
-OPEN_FRACTION = 0.7  # of that, for row groups that are open between two slices
-DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
-MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
-TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
-TEXT_COPIES = 3  # of the texts of a row group, while a dictionary of them is made
+OPEN_FRACTION = 0.7  # of a budget at most, for row groups that are open between two slices
 ORDER_BYTES = 18  # of a row: its place in the order, twice while it is drawn, and its batch
 OFFSET_BYTES = 8  # of a list
 POSITION_BYTES = 8  # of a value of a list while it is gathered
-AHEAD_BATCHES = 2  # that are converted at a time, with a memory budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +44,15 @@ class RowBytes:
 
     Args:
         batch: bytes in a batch.
-        decoded: bytes while it waits to be gathered, in addition to its batch.
+        decoded: bytes while it is gathered, in addition to its batch.
         opened: bytes of a row group that is open between two of its slices.
         fixed: bytes that do not depend on the rows of a chunk.
-        most: words that say what takes most of `opened` and `fixed`.
     """
 
     batch: float
     decoded: float
     opened: float = 0
     fixed: float = 0
-    most: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +70,11 @@ class ChunkSize:
     parts_per_chunk: int
     peak_bytes: int
     row_bytes: float
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the batches of all chunks that exist."""
+        return int(CHUNKS * self.partition_rows * self.parts_per_chunk * self.row_bytes)
 
 
 def chunk_size(
@@ -109,62 +104,64 @@ def chunk_size(
         budget_bytes: upper limit of `peak_bytes`; None for no limit.
 
     Raises:
-        ValueError: if the budget cannot hold two batches and what reading their rows takes.
+        ValueError: if the budget cannot hold a chunk of one batch.
 
     Example:
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
-        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=99600, row_bytes=160)
+        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=154800, row_bytes=160)
     """
     total, largest = sum(row_counts), max(row_counts)
+    cost = CHUNKS * (row_bytes.batch + row_bytes.decoded)
+    lanes = parts_per_chunk or (CHUNK_PARTS if buffer_rows is None else 1)
     if buffer_rows is None:
         most = max(1, int(CHUNK_BYTES / row_bytes.batch))
         rows = max(CHUNK_ROWS, 4 * batch_size)
         wanted = min(rows if shuffle else max(SCAN_ROWS, batch_size, min(largest, rows)), most)
     else:
-        wanted = buffer_rows * (parts_per_chunk or 1)
-    opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
-    row_cost = 2 * row_bytes.batch + row_bytes.decoded
-    if budget_bytes is not None:
-        share = PLANNED_FRACTION * budget_bytes
-        if not shuffle:
-            lanes = 1
-        least = row_cost * min(batch_size, total) + row_bytes.fixed
-        if row_bytes.opened:
-            room = min(OPEN_FRACTION * share, share - least)
-            lanes = max(1, min(lanes, int(room / row_bytes.opened)))
-        opened_bytes = row_bytes.fixed
-        whole_rows = min(wanted, (share - opened_bytes) / row_cost) / WHOLE_PARTS
-        automatic = shuffle and buffer_rows is None and parts_per_chunk is None
-        if largest > (whole_rows if automatic else 1):
-            opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
-        most = int((share - opened_bytes) / row_cost)
-        if most < min(batch_size, total):
-            # A larger budget has more decoded at a time.
-            enough = int(1.25 * (least + row_bytes.opened) / PLANNED_FRACTION + 1)
-            raise ValueError(
-                f"memory_budget={budget_bytes:,} bytes cannot hold two batches of "
-                f"{batch_size:,} rows of {row_bytes.batch:,.0f} bytes and what reading them takes"
-                f"{row_bytes.most}; give at least {enough:,} bytes, a smaller batch_size, or "
-                "row groups of another size (ParquetSink(row_group_rows=...))"
-            )
-        wanted = min(wanted, most)
-    if not shuffle and buffer_rows is None:
-        parts = 2 if 2 * largest <= wanted else 1
-        rows = wanted // parts
-    elif buffer_rows is not None or parts_per_chunk is not None:
-        parts = min(parts_per_chunk or 1, wanted)
-        rows = wanted // parts
-        if buffer_rows is None:
-            rows = max(1, min(rows, max(largest, PART_ROWS), wanted // CHUNK_PARTS))
-    elif WHOLE_PARTS * largest <= wanted or largest == 1:
+        wanted = buffer_rows * lanes
+
+    def divided() -> tuple[int, int]:
+        """Return (rows of a partition, partitions) of a chunk of `wanted` rows."""
+        if not shuffle and buffer_rows is None:
+            parts = 2 if 2 * largest <= wanted else 1
+            return wanted // parts, parts
+        parts = min(lanes, wanted)
+        if buffer_rows is not None:
+            return wanted // parts, parts
+        if parts_per_chunk is not None:
+            most = min(max(largest, PART_ROWS), wanted // CHUNK_PARTS)
+            return max(1, min(wanted // parts, most)), parts
+        if WHOLE_PARTS * largest > wanted and largest > 1:
+            return wanted // parts, parts
         rows = min(max(largest, PART_ROWS), max(largest, wanted // CHUNK_PARTS))
         rows -= rows % largest  # a partition has whole row groups
-        parts = max(1, wanted // rows)
-    else:
-        parts = min(lanes, wanted)
-        rows = max(1, wanted // parts)
-    held = min(total, rows * parts)
-    return ChunkSize(rows, parts, int(held * row_cost + opened_bytes), row_bytes.batch)
+        return rows, max(1, wanted // rows)
+
+    opened_bytes = 0.0
+    if budget_bytes is not None:
+        room, least = budget_bytes - row_bytes.fixed, min(batch_size, total)
+        fitting = int(room / cost)
+        wanted = max(1, min(wanted, fitting))
+        if divided()[0] < largest:
+            free = min(OPEN_FRACTION * room, room - least * cost)
+            most_open = min(lanes, len(row_counts)) if shuffle else 1
+            if most_open * row_bytes.opened > free:
+                lanes = most_open = max(1, int(free / max(1, row_bytes.opened)))
+            opened_bytes = most_open * row_bytes.opened
+            fitting = int((room - opened_bytes) / cost)
+            wanted = max(1, min(wanted, fitting))
+        if fitting < least:
+            enough = least * cost + row_bytes.opened + row_bytes.fixed
+            raise ValueError(
+                f"memory_budget={budget_bytes:,} bytes cannot hold {CHUNKS} chunks of one batch of "
+                f"{batch_size:,} rows, {cost / CHUNKS:,.0f} bytes each in a batch and while they "
+                f"are gathered, an open row group of {row_bytes.opened:,.0f} bytes and footers of "
+                f"{row_bytes.fixed:,.0f} bytes. Give at least {int(enough) + 1:,} bytes, a smaller "
+                "batch_size, or row groups of another size (ParquetSink(row_group_rows=...))"
+            )
+    rows, parts = divided()
+    held = min(total, rows * parts) * cost + opened_bytes + row_bytes.fixed
+    return ChunkSize(rows, parts, int(held), row_bytes.batch)
 
 
 def size_of_chunks(
@@ -177,7 +174,7 @@ def size_of_chunks(
     transformed: bool,
     on_gpu: bool = False,
 ) -> ChunkSize:
-    """Return what `buffer_size` says, within the memory budget.
+    """Return what `buffer_size` and `parts_per_chunk` say, within the memory budget.
 
     Args:
         source: the files.
@@ -189,59 +186,39 @@ def size_of_chunks(
         on_gpu: whether a GPU decodes and gathers.
 
     Raises:
-        ValueError: if the budget cannot hold two batches, or cannot bound padded lists; says what
-            would do.
+        ValueError: if the budget cannot hold a chunk of one batch; says what would do.
     """
-    lists = [column.name for column in schema if column.multi_hot]
-    form, budget = settings.multi_hot, settings.memory_budget
-    if budget is not None and form.form == "padded" and lists and not form.max_length:
-        raise ValueError(
-            "multi_hot='padded' with a memory_budget needs a longest list: without it, one long "
-            f"list of {lists} sets the width of its whole batch, which nothing bounds. Give "
-            "MultiHot('padded', max_length=...), cut the lists in the data "
-            "(pyarrow.compute.list_slice), or use multi_hot='nnzs'"
-        )
-    counts = [group.num_rows for group in source.row_groups]
-    by_row = functools.partial(_row_bytes, source, columns, lists, layout, settings)
-    partial = not all(map(source.is_whole, range(len(source))))
-    whole = transformed or on_gpu or partial
-    row, buffer_rows = by_row(whole=whole), settings.buffer_size
+    row = _row_bytes(source, columns, schema, layout, settings, transformed=transformed)
+    buffer_rows = settings.buffer_size
     if buffer_rows is not None and buffer_rows < 1:
         memory = host_memory_bytes()
         if on_gpu:
             from tutorlib.gpu.memory import gpu_memory_bytes
 
             memory = gpu_memory_bytes()
-        buffer_rows = max(1, buffer_rows * memory / row.batch)
-    sized = functools.partial(
-        chunk_size,
-        counts,
+        rows = buffer_rows * memory / (CHUNKS * (row.batch + row.decoded))
+        buffer_rows = max(1, rows / (settings.parts_per_chunk or 1))
+    return chunk_size(
+        [group.num_rows for group in source.row_groups],
+        row,
         batch_size=settings.batch_size,
         shuffle=bool(settings.shuffle),
         buffer_rows=None if buffer_rows is None else int(buffer_rows),
         parts_per_chunk=settings.parts_per_chunk,
-        budget_bytes=budget,
+        budget_bytes=settings.memory_budget,
     )
-    size = sized(row)
-    if budget is not None and not whole and size.partition_rows < max(counts):
-        size = sized(by_row(whole=True))  # slices are decoded all columns at once
-    return size
 
 
 def _row_bytes(
     source: ParquetSource,
     columns: Sequence[str],
-    lists: Sequence[str],
+    schema: Schema,
     layout: Layout | None,
     settings: LoaderSettings,
     *,
-    whole: bool,
+    transformed: bool,
 ) -> RowBytes:
-    """Return the bytes of a row of the widest row group.
-
-    With `whole`, all columns of a chunk are decoded before one is gathered, as for a transform,
-    slices of a row group and filters.
-    """
+    """Return the bytes of a row of the widest row group; lists count with their mean length."""
     largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
     stored = {}
     for name in columns:
@@ -250,49 +227,20 @@ def _row_bytes(
         positions = range(len(source)) if varies else (largest,)
         stored[name] = max(source.row_bytes(n, [name]) for n in positions)
     layout_bytes = float(layout.row_bytes) if layout else 8.0 * len(columns)
-    batch, gathering, ahead = layout_bytes, 0.0, 0.0
-    width = settings.multi_hot.max_length if settings.multi_hot.form == "padded" else None
-    for name in lists:
+    batch = layout_bytes
+    # A matrix is gathered from one in the order of the files; a transform makes other columns.
+    decoded = ORDER_BYTES + sum(stored.values()) + layout_bytes * (settings.stacked + transformed)
+    padded = settings.multi_hot.form == "padded"
+    for name in (column.name for column in schema if column.multi_hot):
         value_bytes = layout.dtypes[name].itemsize if layout else 8
         kind = source.column_types.get(name, ("int64", True))[0]
         itemsize = np.dtype(kind).itemsize if kind in np.sctypeDict else 8
         values = max(0.0, stored.get(name, 64.0) - OFFSET_BYTES) / itemsize
-        batch += values * value_bytes + OFFSET_BYTES
+        width = (settings.multi_hot.max_length or values) if padded else 0.0
+        batch += (values + width) * value_bytes + OFFSET_BYTES
         # The lists of all row groups are joined, then positions of values are gathered.
-        gathering = max(gathering, values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES)
-        ahead += (width or values) * value_bytes + 2 * OFFSET_BYTES
-    widest = sorted(stored.values())[-PLANNED_THREADS:]  # a thread decodes a column at a time
-    if whole:
-        decoded = sum(stored.values()) * (TRANSFORM_COPIES if settings.memory_budget else 1)
-        decoded += PLANNED_THREADS * (8 if layout_bytes else 0)
-    else:
-        decoded = DECODE_COPIES * sum(widest)
-    if settings.stacked:
-        decoded += MATRIX_COPIES * layout_bytes
-    # An open row group is decoded whole, or read in steps, whichever takes less.
+        decoded += values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES
+    # A row group in slices is decoded at once, or page by page if that takes less.
     rows = source.row_groups[largest].num_rows
     opened = min(rows * sum(stored.values()), source.stream_bytes(largest, columns))
-    texts = [name for name in columns if source.column_types[name] == ("string", False)]
-    text_bytes = TEXT_COPIES * source.stored_bytes(largest, texts)
-    footers = source.footer_bytes
-    widest_name = max(stored, key=stored.__getitem__)
-    most = (
-        f" ({source.location(largest)} takes {opened:,.0f} bytes while it is open, column "
-        f"{widest_name!r} {rows * stored[widest_name]:,.0f} if it is decoded whole)"
-    )
-    if text_bytes > max(opened, footers):
-        most = f" ({source.location(largest)} takes {text_bytes:,.0f} bytes, column {texts[0]!r}"
-        most += ", while ids are made of its texts)"
-    elif footers > opened:
-        most = (
-            f" (the footers of {len(source.files):,} files with {len(source):,} row groups take "
-            f"{footers:,.0f} bytes)"
-        )
-    ahead_bytes = 3 * batch + (AHEAD_BATCHES * ahead if lists else 0)
-    return RowBytes(
-        batch=batch,
-        decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
-        opened=opened,
-        fixed=settings.batch_size * ahead_bytes + footers + text_bytes,
-        most=most,
-    )
+    return RowBytes(batch, decoded, opened, source.footer_bytes)

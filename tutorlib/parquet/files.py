@@ -488,10 +488,6 @@ class ParquetRows:
             total += leaf.num_values * width or stored
         return total
 
-    def stored_bytes(self, index: int, names: Sequence[str]) -> int:
-        """Return the bytes of columns of a row group before they are compressed."""
-        return sum(leaf.total_uncompressed_size for n in names for leaf in self._leaves(index, n))
-
     @property
     def footer_bytes(self) -> int:
         """About how many bytes the footer takes as Arrow holds it."""
@@ -571,10 +567,6 @@ class TableRows:
         return next(self.tables(index, [name], None)).nbytes
 
     footer_bytes = 0
-
-    def stored_bytes(self, index: int, names: Sequence[str]) -> int:
-        """Return 0: rows in memory stay where they are."""
-        return 0
 
     def stream_bytes(self, index: int, names: Sequence[str]) -> float:
         """Return 0: rows in memory stay where they are."""

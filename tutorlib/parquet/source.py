@@ -312,12 +312,6 @@ class ParquetSource:
         own = [name for name in names if name not in self._keys[group.file]]
         return self._stored[group.file].stream_bytes(group.index, own)
 
-    def stored_bytes(self, position: int, names: Names) -> int:
-        """Return the bytes of columns of a row group before they are compressed; 0 in memory."""
-        group = self.row_groups[position]
-        own = [name for name in names if name not in self._keys[group.file]]
-        return self._stored[group.file].stored_bytes(group.index, own)
-
     @property
     def footer_bytes(self) -> int:
         """About how many bytes the footers take, which stay in memory."""
