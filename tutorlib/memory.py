@@ -18,6 +18,7 @@ from tutorlib.checks import check_choice, check_integer
 ALIGNMENT = 64  # bytes: a cache line, and what DLPack consumers require
 SMALL_BYTES = 65_536  # smaller arrays come from the C library's heap
 HUGE_PAGE_BYTES = 2**21
+CGROUPS = Path("/sys/fs/cgroup")
 LESS_MEMORY = (
     "Give a smaller memory_budget, buffer_size or batch_size, or leave the device more memory "
     "(limit_tensorflow_memory; XLA_CLIENT_MEM_FRACTION for JAX)"
@@ -28,14 +29,60 @@ LESS_MEMORY = (
 
 
 def usable_cores() -> int:
-    """Return how many CPU cores this process may use; on macOS, how many the machine has.
+    """Return how many CPU cores this process may use, by its affinity and its container's quota.
 
     Example:
         >>> usable_cores() >= 1
         True
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for folder in _own_cgroups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            files = [folder / name for name in names]
+            if all(file.is_file() for file in files):
+                quota = cores_of_quota(" ".join(file.read_text() for file in files))
+                cores = min(cores, quota or cores)
+    return cores
+
+
+def cores_of_quota(text: str) -> int | None:
+    """Return how many cores "quota period" of a control group keeps busy; None for no limit.
+
+    Example:
+        >>> cores_of_quota("250000 100000"), cores_of_quota("max 100000"), cores_of_quota("-1 1000")
+        (3, None, None)
+    """
+    quota, period = text.split()
+    return -(-int(quota) // int(period)) if quota.isdigit() else None
+
+
+def cgroup_folders(text: str, controller: str) -> list[Path]:
+    r"""Return the folders of a process's control group and of those above it.
+
+    Args:
+        text: /proc/self/cgroup of the process. Version 2 has one line without controllers.
+        controller: "cpu" or "memory".
+
+    Example:
+        >>> [str(folder) for folder in cgroup_folders("0::/a/b", "cpu")]
+        ['/sys/fs/cgroup/a/b', '/sys/fs/cgroup/a', '/sys/fs/cgroup']
+        >>> [str(folder) for folder in cgroup_folders("7:pids:/a\n4:cpu,cpuacct:/a", "cpu")]
+        ['/sys/fs/cgroup/cpu/a', '/sys/fs/cgroup/cpu']
+    """
+    folders = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            root = CGROUPS / controller if controllers else CGROUPS
+            own = root / path.lstrip("/")
+            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return folders
+
+
+def _own_cgroups(controller: str) -> list[Path]:
+    known = Path("/proc/self/cgroup")
+    return cgroup_folders(known.read_text(), controller) if known.is_file() else []
 
 
 def thread_count(threads: int | None) -> int:
@@ -54,10 +101,11 @@ def thread_count(threads: int | None) -> int:
 def host_memory_bytes() -> int:
     """Return the bytes that this process may use: the machine's memory or its container's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = Path("/sys/fs/cgroup") / name
-        if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-            total = min(total, int(text))
+    for folder in _own_cgroups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = folder / name
+            if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+                total = min(total, int(text))
     return total
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.memory import allowed_bytes, drawn, growth
+from tutorlib import memory
 from tutorlib.gpu.memory import limit_tensorflow_memory, missing_for_gpu, parse_allocation
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import BufferPool, aligned_empty, host_memory_bytes, resolve_device
@@ -182,6 +184,22 @@ def test_a_device_and_its_memory_are_told(monkeypatch):
     if missing_for_gpu() is not None:
         with pytest.raises(ValueError, match=r"device='gpu' needs.*pip install 'tutorlib\[gpu\]'"):
             resolve_device("gpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no control groups")
+@pytest.mark.parametrize(
+    "texts",
+    [{"cpu.max": "50000 100000"}, {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}],
+)
+def test_a_cpu_quota_limits_the_cores_and_the_reader_threads(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    *_, top = memory.cgroup_folders(Path("/proc/self/cgroup").read_text(), "cpu")
+    top.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (top / name).write_text(text)
+    assert memory.usable_cores() == 1
+    loader = KerasSequenceLoader(pa.table({"x": np.arange(10.0)}), 5)
+    assert loader.describe()["threads"] == 1
 
 
 @pytest.mark.gpu
