@@ -137,7 +137,7 @@ def raw_to_parquet(
             or damaged, or the output exists with other settings.
     """
     files = find_day_files(source)
-    form = {"row_group_rows": RAW_ROW_GROUP_ROWS, "encoding": "default", "schema": RAW_SCHEMA}
+    form = {"row_group_rows": RAW_ROW_GROUP_ROWS, "schema": RAW_SCHEMA}
 
     def write(folder: Path) -> dict[str, Any]:
         def convert(stem: str) -> int:

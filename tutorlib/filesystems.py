@@ -114,13 +114,6 @@ def before_pattern(path: str, where: fs.FileSystem) -> str:
     return path
 
 
-def nearest_folder(path: str) -> str:
-    """Return the last folder of a path on this machine that exists."""
-    while not os.path.isdir(path or "."):
-        path = os.path.dirname(path.rstrip("/"))
-    return os.path.abspath(path)
-
-
 def store_failure(error: BaseException) -> str:
     """Return what a request to an object store failed of, with a remedy; "" for other errors."""
     if "AWS Error" not in str(error):

@@ -165,11 +165,9 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(data, tmp_path, mon
     assert sorted(os.listdir(data)) == ["part_0.parquet", "v1"]
 
 
-def test_a_path_without_files_names_the_folder_that_exists(data, monkeypatch):
-    monkeypatch.chdir(data)
-    for path, folder in ((data / "v2" / "x", data), (f"{data}/v1/*.csv", data / "v1"),
-                         ("v1/a/b/*", data / "v1"), ("nowhere", data)):  # fmt: skip
-        with pytest.raises(FileNotFoundError, match=rf"\)\. {folder} is a folder\. CSV"):
+def test_a_path_without_files_is_refused(data):
+    for path in (data / "v2" / "x", f"{data}/v1/*.csv", [data / "nowhere"]):
+        with pytest.raises(FileNotFoundError, match=r"no Parquet file at .*/(v2|v1|nowhere)"):
             ParquetSource(path)
     with pytest.raises(FileNotFoundError, match="empty"):
         ParquetSource([])

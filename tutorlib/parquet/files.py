@@ -33,7 +33,6 @@ from tutorlib.display import shortened
 from tutorlib.filesystems import (
     before_pattern,
     find_filesystem,
-    nearest_folder,
     shown,
     store_errors,
     store_failure,
@@ -141,12 +140,10 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         with store_errors(shown(text)):
             found = _find(where, inner, prefix)
         if not found:
-            is_local = isinstance(where, fs.LocalFileSystem)
-            exists = f"{nearest_folder(inner)} is a folder. " if is_local else ""
             raise FileNotFoundError(
                 f"no Parquet file at {shown(text)!r} (tried as a file, as a folder of "
                 f"{'/'.join(PARQUET_ENDINGS)} files, and as a glob pattern). "
-                f"{exists}{OTHER_FILES}"
+                f"{OTHER_FILES}"
             )
         files += found
     if not files:
