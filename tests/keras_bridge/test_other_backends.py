@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused(said):
     for name, message in {
         "shuffle": "with a loader has no effect; ",
         "predict": "predict with a loader that shuffles",
-        "gpu": "cannot take: it sees no GPU. Install ",
+        "gpu": "device='gpu' makes batches ",
     }.items():
         assert message in said[name]
 
