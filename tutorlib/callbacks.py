@@ -1,21 +1,19 @@
 """Callbacks: what `fit` saves and logs besides its loss.
 
 `LoaderCheckpoint` saves model, optimizer and the position in the data, to resume from. The others
-measure a training and never change how it trains: throughput, stalls, memory, and validation on a
-loader; `tutorlib.diagnose` finds out why a training is slow.
+measure a training and never change how it trains: throughput, stalls, and validation on a loader;
+`tutorlib.diagnose` finds out why a training is slow.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
+import hashlib
 import itertools
-import math
+import json
 import os
-import resource
-import subprocess
+import re
 import time
-import uuid
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,20 +23,14 @@ import numpy as np
 
 from tutorlib.checks import check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, caller_of
-from tutorlib.keras_bridge.ranks import gathered, process_count, process_index
+from tutorlib.keras_bridge.ranks import process_index
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.output import (
-    MANIFEST_FILE,
-    find_checkpoints,
-    new_checkpoint,
-    read_manifest,
-    remove_old,
-)
+from tutorlib.output import local_path
 
 # ---- LoaderCheckpoint ----------------------------------------------------------------------------
 
-VARIABLES_FILE = "variables.bin"
-BLOCK_BYTES = 2**23  # of a table, written or read at once
+CHECKPOINT = re.compile(r"(\d+)-epoch-\d+-batch-\d+-[0-9a-f]{16}\.npz")
+UNFINISHED = "unfinished.npz"
 
 
 class LoaderCheckpoint(keras.callbacks.Callback):
@@ -55,16 +47,16 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     current epoch, the state of other callbacks (EarlyStopping's best value), random number
     generators outside of layers, and optimizers other than `model.optimizer`.
 
-    A checkpoint is a folder that is written under another name, flushed to disk and renamed, so it
-    is complete or absent, also after a power failure. Training waits meanwhile: 0.3 s for a DLRM of
-    50 MB with Adam (150 MB in all; 2 cores, local SSD).
+    A checkpoint is one file, `NUMBER-epoch-E-batch-B-CHECKSUM.npz`. It is flushed to disk before it
+    gets its name, so it is whole or absent, also after a power failure. Training waits meanwhile,
+    and the variables are copied in memory.
 
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
-    `path` must be a folder that all see. As many processes restore as have trained. Tables that are
-    split over processes (`layers.plan_tables`) are sent to the first in blocks of rows.
+    `path` must be a folder that all see. As many processes restore as have trained. Variables that
+    are split over processes cannot be saved.
 
     Args:
-        path: folder for the checkpoints of one training; created if missing.
+        path: folder for the checkpoints of one training alone; created if missing.
         loader: the `KerasSequenceLoader` that `fit` is given.
         every_n_batches: save after batches n, 2n, ... of each epoch, at least 1, and at its end;
             with `steps_per_execution`, at the end of the execution. None saves only at the end of
@@ -76,8 +68,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         RuntimeError: from `fit`, if something else takes batches from the loader, or `fit` is given
             another one.
         FileExistsError: from `fit`, if `path` holds checkpoints that were not restored.
-        OSError: from `fit`, on all processes, if a checkpoint cannot be written; the earlier ones
-            remain complete.
+        OSError: from `fit`, if a checkpoint cannot be written; the earlier ones remain.
 
     Example:
         >>> loader = KerasSequenceLoader("data/train", 65536, ["label"])  # doctest: +SKIP
@@ -97,9 +88,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         super().__init__()
         _check_path("path", path, "Call LoaderCheckpoint(folder, loader).")
         check_positive(every_n_batches=every_n_batches, keep=keep)
-        self.path, self.loader = Path(path).expanduser(), loader
+        self.path, self.loader = local_path(path), loader
         self.every_n_batches, self.keep = every_n_batches, keep
-        self._training = uuid.uuid4().hex  # tells its checkpoints from those of others
         self._ours = False  # whether this object restored or wrote the checkpoints in the folder
 
     def restore(self, model: keras.Model) -> int:
@@ -116,8 +106,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             with its own `steps_per_epoch` counts its steps from the saved position.
 
         Raises:
-            ValueError: if the model has no optimizer, the checkpoint is damaged or belongs to
-                another model, optimizer or data, or the processes see different checkpoints.
+            ValueError: if the model has no optimizer, or the checkpoint is damaged or belongs to
+                another model, optimizer or data.
 
         Example:
             >>> checkpoint = LoaderCheckpoint("no such folder", loader)  # doctest: +SKIP
@@ -127,45 +117,40 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         if not getattr(model, "optimizer", None):
             raise ValueError(f"model {model.name!r} has no optimizer: compile it before restore()")
         self._ours = True
-        found = find_checkpoints(self.path)
-        newest = gathered(found[-1].folder.name if found else "")  # restoring is done together
-        if len(set(newest)) > 1:
-            raise ValueError(
-                f"the newest checkpoints that the processes find in {self.path} are {newest}: all "
-                "must see the same folder, so give a path on a filesystem that they share"
-            )
-        # Also a newer one whose manifest was changed, which `find_checkpoints` leaves out.
-        for file in sorted(self.path.glob(f"*-epoch-*-batch-*[0-9]/{MANIFEST_FILE}")):
-            if file.parent.name >= newest[0]:
-                try:
-                    read_manifest(file.parent)
-                except ValueError as error:
-                    remedy = f"Or remove {file.parent}, to resume from the one before."
-                    raise ValueError(f"{error} {remedy}") from error
-        if not found:
+        checkpoints = self._checkpoints()
+        if not checkpoints:
             return self.loader.epoch
-        _, folder, state = found[-1]
         if not model.built:
             model(self.loader.peek()[0])
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        _check_model(folder, state["model"], _description(model))
+        file = checkpoints[-1]
+        state, values = _read(file)
+        _check_model(file, state["model"], _description(model))
         try:
             self.loader.load_state_dict(state["loader"])
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from error
-        _read_variables(folder / VARIABLES_FILE, model)
+            raise ValueError(f"{file}: {error}") from error
+        for variable, value in zip(_variables(model), values, strict=True):
+            variable.assign(value.view(np.dtype(variable.dtype)))  # bfloat16 is saved as bytes
         return state["fit_epoch"]
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the files of the checkpoints in the folder, the newest last."""
+        by_number = {}
+        for file in self.path.iterdir() if self.path.is_dir() else ():
+            if name := CHECKPOINT.fullmatch(file.name):
+                by_number[int(name[1])] = file
+        return [by_number[number] for number in sorted(by_number)]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuse a folder with the checkpoints of another training."""
-        found = find_checkpoints(self.path)
-        if found and not self._ours:
+        checkpoints = self._checkpoints()
+        if checkpoints and not self._ours:
             raise FileExistsError(
-                f"{self.path} already has checkpoints, the newest is {found[-1].folder.name}: call "
+                f"{self.path} already has checkpoints, the newest is {checkpoints[-1].name}: call "
                 "restore(model) before fit to resume from it, or give another folder"
             )
-        self._begin = found[-1].number if found else 0
         self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -209,41 +194,53 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
+        if process_index() > 0:
+            return
         content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
-        content["training"] = self._training
-        # What no process has alone, all read together, block by block; process 0 has the rest.
-        shared = itertools.chain.from_iterable(map(_blocks, filter(_is_split, _variables(model))))
-        error = None
-        if process_index() == 0:
-            try:
-                found = find_checkpoints(self.path)
-                newest = found[-1] if found and found[-1].number > self._begin else None
-                if newest and newest.state["training"] != self._training:
-                    raise BlockingIOError(
-                        f"another training has written {newest.folder.name} there meanwhile. "
-                        "Give each training a folder of its own"
-                    )
-                with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
-                    with open(folder / VARIABLES_FILE, "wb") as file:
-                        for variable in _variables(model):
-                            count = len(_bounds(variable)) if _is_split(variable) else 0
-                            blocks = itertools.islice(shared, count) if count else _blocks(variable)
-                            file.writelines(block.tobytes() for block in blocks)
-                remove_old(self.path, self.keep)
-            except OSError as caught:
-                error = caught
-        collections.deque(shared, 0)  # also what process 0 has no place for: the others wait for it
-        reason = gathered("" if error is None else str(error))[0]
-        if reason or error:
-            message = (
+        values = [keras.ops.convert_to_numpy(variable) for variable in _variables(model)]
+        try:
+            self._write(content, values)
+        except OSError as error:
+            raise OSError(
+                error.errno,
                 f"a checkpoint of epoch {self._epoch}, batch {self._batch} cannot be written to "
-                f"{self.path}: {reason.rstrip('.')}. The earlier checkpoints are complete"
-            )
-            if isinstance(error, BlockingIOError):
-                raise BlockingIOError(f"{message}.") from error
-            message += ": make room or choose another folder, and resume with restore()."
-            raise OSError(*([error.errno] if error and error.errno else []), message) from error
+                f"{self.path}: {error.strerror}. The earlier checkpoints are complete: make room "
+                "or choose another folder, and resume with restore()",
+            ) from error
         self._ours = True
+
+    def _write(self, content: dict[str, Any], values: list[np.ndarray]) -> None:
+        """Write a checkpoint, and remove old ones."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path / UNFINISHED  # what a killed process left is written over
+        with open(unfinished, "w+b") as file:
+            np.savez(file, *values, state=json.dumps(content))
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        number = max([0, *(int(file.name.partition("-")[0]) for file in self._checkpoints())]) + 1
+        name = f"{number:06d}-epoch-{self._epoch}-batch-{self._batch}-{checksum}.npz"
+        unfinished.replace(self.path / name)
+        for old in self._checkpoints()[: -self.keep]:
+            old.unlink()
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Return the state and the arrays of a checkpoint; nothing is parsed that was changed."""
+    with open(file, "rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest()[:16] not in file.name:
+            raise ValueError(
+                f"{file} was changed after it was saved: its checksum differs. Remove it, to "
+                "resume from the one before."
+            )
+    try:
+        with np.load(file) as arrays:
+            state = json.loads(str(arrays["state"]))
+            count = len(state["model"]["variables"])
+            return state, [arrays[f"arr_{number}"] for number in range(count)]
+    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is no checkpoint of LoaderCheckpoint ({error!r})") from error
 
 
 def _variables(model: keras.Model) -> list[Any]:
@@ -257,7 +254,7 @@ def _description(model: keras.Model) -> dict[str, Any]:
     return {"optimizer": type(model.optimizer).__name__, "variables": variables}
 
 
-def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_model(file: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ValueError if dtypes, shapes or optimizer differ; names of variables may differ."""
     lines = []
     if was["optimizer"] != now["optimizer"]:
@@ -269,94 +266,8 @@ def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None
     if lines:
         more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
         raise ValueError(
-            f"{folder} is a checkpoint of another model: {'; '.join(lines[:4])}{more}. Build and "
+            f"{file} is a checkpoint of another model: {'; '.join(lines[:4])}{more}. Build and "
             "compile the model as it was, or give LoaderCheckpoint another folder."
-        )
-
-
-def _is_split(variable: Any) -> bool:
-    """Return whether no process has the whole value of a variable, but all together do."""
-    return process_count() > 1 and not variable.value.is_fully_replicated
-
-
-def _bounds(variable: Any) -> list[tuple[int, int]]:
-    """Return the first row of each block of a large table, and the one after its last.
-
-    The whole value of a table would be copied twice. Other variables are one block.
-    """
-    shape = tuple(variable.shape) or (1,)
-    rows, nbytes = shape[0], math.prod(shape) * np.dtype(variable.dtype).itemsize
-    if len(shape) != 2 or nbytes <= BLOCK_BYTES:
-        return [(0, rows)]
-    step = max(1, BLOCK_BYTES * rows // nbytes)
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
-
-
-def _local(variable: Any) -> Any:
-    """Return a variable, or its value in this process if others hold it too.
-
-    JAX would have all processes take part in reading what they share.
-    """
-    return variable if process_count() == 1 else variable.value.addressable_data(0)
-
-
-def _blocks(variable: Any) -> Iterator[np.ndarray]:
-    """Yield a variable block by block; all processes that share it must do so."""
-    bounds = _bounds(variable)
-    if len(bounds) == 1 and not _is_split(variable):
-        yield keras.ops.convert_to_numpy(_local(variable))
-        return
-    variable = variable if _is_split(variable) else _local(variable)
-    for start, stop in bounds:
-        ids = np.arange(start, stop)
-        if keras.config.backend() == "tensorflow":
-            import tensorflow as tf
-
-            # keras.ops.take would first read the whole variable: a copy, once rows were written.
-            yield tf.gather(variable.value, ids).numpy()
-        else:
-            yield keras.ops.convert_to_numpy(keras.ops.take(variable, ids, axis=0))
-
-
-def _read_variables(path: Path, model: keras.Model) -> None:
-    """Assign all variables; of a large table, only the rows that a device holds are read for it."""
-    content, start = np.memmap(path, np.uint8, "r"), 0
-    for variable in _variables(model):
-        shape, dtype = tuple(variable.shape), np.dtype(variable.dtype)
-        stop = start + math.prod(shape) * dtype.itemsize
-        value, start = content[start:stop].view(dtype).reshape(shape), stop
-        if keras.config.backend() == "jax" and len(shape) == 2:
-            import jax
-
-            layout = variable.value.sharding
-            part = functools.partial(lambda value, at: np.array(value[at]), value)
-            variable.assign(jax.make_array_from_callback(shape, layout, part))
-        elif len(_bounds(variable)) > 1 and _is_on_one_tensorflow_device(variable):
-            _assign_rows(variable, value)
-        else:
-            variable.assign(np.array(value))
-
-
-def _is_on_one_tensorflow_device(variable: Any) -> bool:
-    if keras.config.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    return not isinstance(variable.value, tf.distribute.DistributedValues)
-
-
-def _assign_rows(variable: Any, value: np.ndarray) -> None:
-    """Assign a table in blocks: its whole value would be a second copy of it, or two."""
-    import tensorflow as tf
-
-    for start, stop in _bounds(variable):
-        # A scatter would make TensorFlow copy the table at each later read of it.
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=variable.value.handle,
-            begin=[start],
-            end=[stop],
-            strides=[1],
-            value=np.array(value[start:stop]),
         )
 
 
@@ -725,64 +636,6 @@ class StallReport(keras.callbacks.Callback):
         stats = self.data.stats()
         seconds = {name: stats[f"{name}_s"] for name in ("wait", *STAGES)}
         return {"batches": self.data.batches_taken, **seconds}
-
-
-# ---- MemoryLogger --------------------------------------------------------------------------------
-
-MIB = 2**20
-
-
-class MemoryLogger(keras.callbacks.Callback):
-    """Logs the memory in use at the end of each epoch, in MiB.
-
-    - `host_mib`: resident set of this process, including pages shared with other processes.
-    - `host_peak_mib`: maximum of `host_mib` since the process began.
-    - `gpu_mib`, `gpu_peak_mib`: what TensorFlow's tensors hold, summed over all GPUs, and its
-      maximum since the program began or since `reset_memory_stats`; only with a GPU.
-
-    Not measured: memory that TensorFlow has reserved on a GPU but not given to a tensor (which
-    `nvidia-smi` shows), and GPU memory of other libraries. Callbacks after this one in the list,
-    such as TensorBoard or CSVLogger, see the figures.
-
-    Example:
-        >>> import numpy as np
-        >>> model = keras.Sequential([keras.layers.Dense(1)])
-        >>> model.compile(loss="mse")
-        >>> x, y = np.zeros((70, 2)), np.zeros((70, 1))
-        >>> logs = model.fit(x, y, verbose=0, callbacks=[MemoryLogger()]).history
-        >>> 0 < logs["host_mib"][0] <= logs["host_peak_mib"][0]
-        True
-    """
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the figures to the logs."""
-        if logs is not None:
-            logs.update(host_memory() | gpu_memory())
-
-
-def host_memory() -> dict[str, float]:
-    """Return {"host_mib": resident set of this process, "host_peak_mib": its maximum so far}."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux: "VmRSS:     1234 kB"
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        now, peak = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
-    else:  # macOS
-        command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
-        now = 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
-        peak = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    return {"host_mib": now / MIB, "host_peak_mib": peak / MIB}
-
-
-def gpu_memory() -> dict[str, float]:
-    """Return {"gpu_mib": what tensors hold, "gpu_peak_mib": its maximum}; {} without a GPU."""
-    if keras.backend.backend() != "tensorflow":
-        return {}
-    import tensorflow as tf
-
-    gpus = range(len(tf.config.list_logical_devices("GPU")))
-    read = [tf.config.experimental.get_memory_info(f"GPU:{number}") for number in gpus]
-    names = {"gpu_mib": "current", "gpu_peak_mib": "peak"} if read else {}
-    return {name: sum(memory[kind] for memory in read) / MIB for name, kind in names.items()}
 
 
 # ---- KerasSequenceValidater ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Outputs that are whole or absent, and checkpoints whose hashes are verified.
+"""Outputs that are whole or absent.
 
 An output is written in a temporary folder beside it, whose name begins with "_", so that readers of
 data skip it, and ends with `.partial`. It is renamed at the end: an error or a kill leaves the old
@@ -8,21 +8,12 @@ output, or none. A kill also leaves the temporary folder, which can be deleted.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-import re
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tutorlib.filesystems import URL, shown
-
-MANIFEST_FILE = "manifest.json"
-CHECKPOINT = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
-
 
 # ---- outputs -------------------------------------------------------------------------------------
 
@@ -162,137 +153,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# ---- verified folders and checkpoints ------------------------------------------------------------
-
-
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write `MANIFEST_FILE`: JSON values, and the SHA-256 of all other files in the folder.
-
-    Example:
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "weights").write_bytes(b"123")
-        >>> write_manifest(folder, {"epoch": 2})
-        >>> read_manifest(folder)
-        {'epoch': 2}
-    """
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    files = {name: _sha256(folder / name) for name in names if name != MANIFEST_FILE}
-    text = json.dumps({"content": content, "files": files}, indent=1, sort_keys=True)
-    line = hashlib.sha256(text.encode()).hexdigest()
-    (folder / MANIFEST_FILE).write_text(f"{line}\n{text}\n", encoding="utf-8")
-
-
-def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
-    """Return the JSON values of a manifest; nothing is parsed before its hash is verified.
-
-    Args:
-        folder: what `write_manifest` was given.
-        verify: whether to verify the other files too.
-
-    Raises:
-        FileNotFoundError: if there is no manifest.
-        ValueError: if a file was changed or is missing; it names the file.
-    """
-    path = folder / MANIFEST_FILE
-    line, _, text = path.read_bytes().partition(b"\n")
-    changed = [path] if hashlib.sha256(text.rstrip(b"\n")).hexdigest().encode() != line else []
-    manifest = {} if changed else json.loads(text)
-    if verify and not changed:
-        files = {folder / name: value for name, value in manifest["files"].items()}
-        changed = [file for file, value in files.items() if _sha256(file) != value]
-    if changed:
-        was = "was changed after it was saved" if changed[0].is_file() else "is missing"
-        raise ValueError(f"{changed[0]} {was}: its checksum differs. Save it again.")
-    return manifest["content"]
-
-
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class Checkpoint(NamedTuple):
-    """A whole checkpoint: its number, its folder, and the JSON values saved with it."""
-
-    number: int
-    folder: Path
-    state: dict[str, Any]
-
-
-def find_checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
-    """Return the whole checkpoints in a folder, the newest last; everything else is ignored.
-
-    Their states are verified; `read_manifest(folder)` verifies the other files.
-
-    Args:
-        path: folder that holds the checkpoints; it may be missing.
-
-    Raises:
-        ValueError: if the path is a URL.
-    """
-    found, parent = [], local_path(path)
-    for folder in parent.iterdir() if parent.is_dir() else ():
-        if name := CHECKPOINT.fullmatch(folder.name):
-            with contextlib.suppress(OSError, ValueError):
-                state = read_manifest(folder, verify=False)
-                found.append(Checkpoint(int(name[1]), folder, state))
-    return sorted(found, key=lambda checkpoint: checkpoint.number)
-
-
-@contextlib.contextmanager
-def new_checkpoint(
-    path: str | os.PathLike[str], epoch: int, batch: int, state: Mapping[str, Any]
-) -> Iterator[Path]:
-    """Give an empty folder; when the block ends without an error, it is the newest checkpoint.
-
-    All files are on the disk before the folder gets its name, and the name is on the disk before
-    this returns: otherwise a machine that loses power could keep the name and lose the files.
-
-    Args:
-        path: folder that holds the checkpoints; made if it is missing.
-        epoch: epoch to put in the folder's name.
-        batch: batch to put in the folder's name.
-        state: JSON values that `find_checkpoints` returns; they are written after the block.
-
-    Raises:
-        OSError: if a file cannot be written; the older checkpoints stay.
-
-    Example:
-        >>> path = tempfile.mkdtemp()
-        >>> with new_checkpoint(path, 2, 40, {"version": 1}) as folder:
-        ...     _ = (folder / "weights").write_bytes(b"123")
-        >>> [newest] = find_checkpoints(path)
-        >>> newest.folder.name, newest.state
-        ('000001-epoch-2-batch-40', {'version': 1})
-    """
-    path = local_path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    numbers = [int(name[1]) for name in map(CHECKPOINT.fullmatch, os.listdir(path)) if name]
-    number = max(numbers, default=0) + 1
-    with new_folder(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
-        yield folder
-        write_manifest(folder, state)
-        for file in [*folder.iterdir(), folder]:
-            _flush(file)
-    _flush(path)
-
-
-def remove_old(path: str | os.PathLike[str], keep: int) -> None:
-    """Remove all checkpoints except the newest `keep`, and what killed processes left.
-
-    A checkpoint is renamed before its files are deleted, so a partial one is never loaded.
-
-    Args:
-        path: folder that holds the checkpoints.
-        keep: checkpoints to keep, at least 1.
-    """
-    path = local_path(path)
-    for checkpoint in find_checkpoints(path)[:-keep]:
-        name = f"_{checkpoint.folder.name}.partial"
-        checkpoint.folder.rename(checkpoint.folder.with_name(name))
-    for entry in path.glob("_*-epoch-*-batch-*.partial"):
-        shutil.rmtree(entry)

@@ -4,7 +4,6 @@ import csv
 
 import keras
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 
@@ -22,7 +21,6 @@ from tests.support.training import (
 from tutorlib.callbacks import (
     STAGES,
     KerasSequenceValidater,
-    MemoryLogger,
     Stall,
     StallReport,
     ThroughputLogger,
@@ -207,24 +205,7 @@ def test_data_that_fit_does_not_train_on_is_refused(folder):
         StallReport([1, 2])
 
 
-# ---- MemoryLogger and KerasSequenceValidater ----------------------------------------------------
-
-
-class Hold(keras.callbacks.Callback):
-    """Holds 256 MiB in the second epoch only."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.held = np.ones(2**28 if epoch == 1 else 1, "uint8")
-
-
-def test_memory_is_the_resident_set_of_the_process_and_its_peak():
-    history = fit([Hold(), MemoryLogger()], epochs=3)
-    used, peak = history["host_mib"], history["host_peak_mib"]
-    assert used[1] - used[0] > 200
-    assert used[1] - used[2] > 200
-    assert used[1] - 50 < peak[2]  # the operating system counts in coarse steps
-    assert used[2] == pytest.approx(psutil.Process().memory_info().rss / 2**20, abs=100)
-    assert bool(tf.config.list_physical_devices("GPU")) == ("gpu_mib" in history)
+# ---- KerasSequenceValidater ---------------------------------------------------------------------
 
 
 def test_validater_logs_what_validation_data_gives_for_later_callbacks_to_see():

@@ -14,16 +14,10 @@ import pytest
 from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.display import row_bar
 from tutorlib.output import (
-    MANIFEST_FILE,
-    find_checkpoints,
-    new_checkpoint,
     new_file,
     new_folder,
-    read_manifest,
     refuse_existing,
     refuse_overlap,
-    remove_old,
-    write_manifest,
 )
 
 
@@ -137,7 +131,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
 
 FLUSHES = """
 import os, sys
-from tutorlib.output import new_checkpoint, new_file
+from tutorlib.output import new_file
 
 calls, fsync = [], os.fsync
 
@@ -153,8 +147,6 @@ os.fsync = recorded
 sys.addaudithook(audit)
 with new_file(sys.argv[1] + "/file") as path:
     path.write_text("1")
-with new_checkpoint(sys.argv[1] + "/checkpoints", 0, 1, {}) as folder:
-    (folder / "weights").write_text("1")
 for call in calls:
     print(*[call] if isinstance(call, str) else call)
 """
@@ -169,13 +161,9 @@ def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path):
         if len(call) == 2:
             old, new = call
             flushed = {Path(name[0]) for name in calls[:place] if len(name) == 1}
-            held = (
-                [Path(new, path.name) for path in Path(new).iterdir()] if os.path.isdir(new) else []
-            )
-            assert {Path(old), *(Path(old, path.name) for path in held)} <= flushed
+            assert Path(old) in flushed
             renamed.append(Path(new).name)
-    assert renamed == ["file", "000001-epoch-0-batch-1"]
-    assert calls[-1] == [str(tmp_path / "checkpoints")]  # the name of the last
+    assert renamed == ["file"]
 
 
 def test_an_existing_target_is_refused_unless_overwrite_is_passed(tmp_path, monkeypatch):
@@ -190,36 +178,6 @@ def test_an_existing_target_is_refused_unless_overwrite_is_passed(tmp_path, monk
     for target in (".", tmp_path.parent, "/", "~"):
         with pytest.raises(FileExistsError, match=r"holds .*, so it is not replaced"):
             refuse_existing(target, overwrite=True)
-
-
-def test_a_manifest_names_the_file_that_was_changed(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(name)
-    write_manifest(tmp_path, {"epoch": 2})
-    assert read_manifest(tmp_path) == {"epoch": 2}
-    for name in ("b", MANIFEST_FILE):
-        data = bytearray((tmp_path / name).read_bytes())
-        data[-2 if len(data) > 1 else 0] ^= 1
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match=rf"{name} was changed after it was saved"):
-            read_manifest(tmp_path)
-    write_manifest(tmp_path, {})
-    (tmp_path / "a").unlink()
-    with pytest.raises(ValueError, match="a is missing"):
-        read_manifest(tmp_path)
-
-
-def test_a_checkpoint_whose_state_was_changed_is_none_and_old_ones_go(tmp_path):
-    for batch in range(4):
-        with new_checkpoint(tmp_path, 0, batch, {"batch": batch}) as folder:
-            (folder / "weights").write_text("w")
-    (tmp_path / "000009-epoch-0-batch-9").mkdir()  # not of a whole checkpoint
-    assert [found.state["batch"] for found in find_checkpoints(tmp_path)] == [0, 1, 2, 3]
-    newest = find_checkpoints(tmp_path)[-1].folder / MANIFEST_FILE
-    newest.write_text(newest.read_text().replace("3", "4"))
-    assert find_checkpoints(tmp_path)[-1].state == {"batch": 2}
-    remove_old(tmp_path, keep=1)
-    assert [found.number for found in find_checkpoints(tmp_path)] == [3]
 
 
 OVERWRITE = """
@@ -318,7 +276,7 @@ def test_an_output_that_contains_or_is_inside_an_input_is_refused(tmp_path, targ
     refuse_overlap("data/raw/out", ["data/raw/a.parquet"])
 
 
-@pytest.mark.parametrize("write", [new_folder, new_file, find_checkpoints])
+@pytest.mark.parametrize("write", [new_folder, new_file])
 def test_an_output_that_only_this_machine_can_hold_refuses_a_url(tmp_path, write, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for target in ("s3://bucket/out", Path("s3://KEY:SECRET@bucket/out")):

@@ -6,7 +6,6 @@ Only JAX tells Keras of other processes; on other backends, each process is one 
 from __future__ import annotations
 
 import keras
-import numpy as np
 
 
 def process_count() -> int:
@@ -49,17 +48,3 @@ def batch_parts() -> int:
     if distribution is None or keras.backend.backend() != "jax":
         return 1
     return max(1, distribution.num_model_replicas // distribution.num_processes)
-
-
-def gathered(text: str) -> list[str]:
-    """Return what all processes gave, in their order; all of them must call this."""
-    if process_count() == 1:
-        return [text]
-    from jax.experimental import multihost_utils
-
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(data)] = data
-    rows = multihost_utils.process_allgather(padded)
-    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
