@@ -1,15 +1,16 @@
-"""read_trace: when a device worked, from a trace of TensorFlow's profiler; draw_timeline.
+"""ProfileSteps traces steps of a `fit`; read_trace: when a device worked in it; draw_timeline.
 
-`tutorlib.diagnosis.ProfileSteps` takes such a trace in `fit`; `tf.profiler.experimental` takes one
-of any code. TensorBoard's profile plugin shows much more of it; here are the numbers and the
-picture that the lessons explain.
+`tf.profiler.experimental` takes a trace of any code. TensorBoard's profile plugin shows much more
+of it; here are the numbers and the picture that the lessons explain.
 
 Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
 
+import contextlib
 import os
 from pathlib import Path
 
+import keras
 import numpy as np
 import pandas as pd
 
@@ -23,6 +24,51 @@ WAITS = r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next"
 READS = r"(?!Prefetch)\w+Produce"  # a thread of tf.data makes an element
 OP = r"^(?:StatefulPartitionedCall/)?([^:]+:[A-Za-z_]\w*)$"  # "dense/MatMul:MatMul"
 SPAN, STATS = ["start", "stop"], ["step_num", "tf_op"]
+
+
+class ProfileSteps(keras.callbacks.Callback):
+    """Traces some steps of a `fit`, for TensorBoard's profile plugin.
+
+    Keras's own TensorBoard callback can trace too (`profile_batch`), but in Keras 3 it leaves out
+    the mark that tells the plugin what a step is. Starting the profiler takes up to seconds in
+    which readers fill their buffers, so the first steps of a trace wait less than the others.
+
+    Args:
+        log_dir: folder for the trace, one per `fit`.
+        first: first step to trace, at least 1, counted over all epochs of a `fit`.
+        last: last step to trace; if `fit` ends earlier, the trace ends with it.
+    """
+
+    def __init__(self, log_dir, first, last):
+        super().__init__()
+        self.log_dir, self.first, self.last = os.fspath(log_dir), first, last
+        self._profiler, self._mark = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def on_train_begin(self, logs=None):
+        """Start to count the steps."""
+        self._step = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Start the profiler before the first step to trace, and mark the start of each step."""
+        from tensorflow import profiler
+
+        self._step += 1
+        if self._step == self.first:
+            profiler.experimental.start(self.log_dir)
+            self._profiler.callback(profiler.experimental.stop)
+        if self.first <= self._step <= self.last:
+            mark = profiler.experimental.Trace("train", step_num=self._step, _r=1)
+            self._mark.enter_context(mark)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Mark the end of the step, and stop the profiler after the last step to trace."""
+        self._mark.close()
+        if self._step == self.last:
+            self._profiler.close()
+
+    def on_train_end(self, logs=None):
+        """Stop the profiler if it is still running."""
+        self._profiler.close()
 
 
 class Intervals:

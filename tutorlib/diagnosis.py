@@ -1,14 +1,10 @@
-"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words.
-
-`ProfileSteps` traces some steps of a `fit` for TensorBoard's profile plugin.
-"""
+"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -315,77 +311,3 @@ def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         model.history, model.stop_training = history, stop_training
-
-
-# ---- what else measures a training ---------------------------------------------------------------
-
-
-class ProfileSteps(keras.callbacks.Callback):
-    """Traces some steps of a `fit`, for TensorBoard's profile plugin.
-
-    It writes one trace per `fit` and logs nothing. Keras's own TensorBoard callback can trace too
-    (`profile_batch`), but in Keras 3 it leaves out the mark that tells the plugin what a step is,
-    so the plugin's overview and input analysis stay empty. Starting and stopping the profiler takes
-    up to seconds in which nothing is trained while readers fill their buffers, so the first steps
-    of a trace wait less for data than the others.
-
-    Args:
-        log_dir: folder for the trace; each gets a subfolder of `plugins/profile`.
-        first: first step to trace, at least 1, counted over all epochs of a `fit`.
-        last: last step to trace, at least `first`; if `fit` ends earlier, the trace ends with it.
-
-    Raises:
-        ValueError: if `first` is below 1 or above `last`; from `fit`, if Keras does not run on
-            TensorFlow.
-        tf.errors.AlreadyExistsError: from `fit`, if another profiler is running.
-
-    Example:
-        >>> import glob, tempfile
-        >>> import numpy as np
-        >>> folder = tempfile.mkdtemp()
-        >>> model = keras.Sequential([keras.layers.Dense(1)])
-        >>> model.compile(loss="mse")
-        >>> x, y = np.zeros((80, 2)), np.zeros((80, 1))
-        >>> profile = ProfileSteps(folder, first=3, last=4)
-        >>> history = model.fit(x, y, batch_size=16, verbose=0, callbacks=[profile])
-        >>> len(glob.glob(f"{folder}/plugins/profile/*/*.xplane.pb"))
-        1
-    """
-
-    def __init__(self, log_dir: str | os.PathLike[str], first: int, last: int) -> None:
-        super().__init__()
-        if not 1 <= first <= last:
-            raise ValueError(f"steps must be 1 <= first <= last, got first={first}, last={last}")
-        self.log_dir, self.first, self.last = os.fspath(log_dir), first, last
-        self._profiler, self._mark = contextlib.ExitStack(), contextlib.ExitStack()
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start to count the steps."""
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                "ProfileSteps needs Keras's backend 'tensorflow', got "
-                f"{keras.backend.backend()!r}. Use the profiler of that backend instead."
-            )
-        self._step = 0
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the profiler before the first step to trace, and mark the start of each step."""
-        from tensorflow import profiler
-
-        self._step += 1
-        if self._step == self.first:
-            profiler.experimental.start(self.log_dir)
-            self._profiler.callback(profiler.experimental.stop)
-        if self.first <= self._step <= self.last:
-            mark = profiler.experimental.Trace("train", step_num=self._step, _r=1)
-            self._mark.enter_context(mark)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Mark the end of the step, and stop the profiler after the last step to trace."""
-        self._mark.close()
-        if self._step == self.last:
-            self._profiler.close()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Stop the profiler if it is still running."""
-        self._profiler.close()

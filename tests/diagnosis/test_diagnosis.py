@@ -22,10 +22,10 @@ from tests.support.training import (
     write_rows,
 )
 from tfrecords import native_dataset, write_examples
-from traces import read_trace
+from traces import ProfileSteps, read_trace
 from tutorlib.callbacks import StallReport, ThroughputLogger
 from tutorlib.columns import Chunk
-from tutorlib.diagnosis import ProfileSteps, diagnose
+from tutorlib.diagnosis import diagnose
 from tutorlib.layers import keras_inputs
 from tutorlib.schema import Column, Schema
 
@@ -248,26 +248,3 @@ def test_what_cannot_be_tested_is_refused(folder):
     empty = tf.data.Dataset.from_tensor_slices((np.ones((4, 1)), np.ones((4, 1)))).batch(2).take(0)
     with pytest.raises(ValueError, match="the data has no batch"):
         diagnose(model_of(), empty)
-
-
-# ---- ProfileSteps -------------------------------------------------------------------------------
-
-
-def test_the_traced_steps_are_counted_over_epochs_and_shown_by_tensorboards_plugin(
-    folder, tmp_path
-):
-    """The plugin knows a step by a mark that Keras's own callback leaves out."""
-    convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
-    model, loader = model_of(), loader_of(folder)
-    model.fit(loader, epochs=2, callbacks=[ProfileSteps(tmp_path / "a", 7, 10)], verbose=0)
-    (path,) = (tmp_path / "a").glob("**/*.xplane.pb")
-    page, _ = convert.xspace_to_tool_data([str(path)], "overview_page", {})
-    page = page if isinstance(page, str) else page.decode()
-    assert "No step marker observed" not in page
-    assert float(re.search(r'"steptime_ms_average": *"([\d.]+)"', page)[1]) > 0
-    model.fit(loader, callbacks=[ProfileSteps(tmp_path / "b", 7, 10)], verbose=0)  # stops with fit
-    assert list((tmp_path / "b").glob("**/*.xplane.pb"))
-    model.fit(loader, callbacks=[ProfileSteps(tmp_path / "c", 9, 10)], verbose=0)
-    assert not (tmp_path / "c").exists()
-    with pytest.raises(ValueError, match="1 <= first <= last, got first=0, last=3"):
-        ProfileSteps(tmp_path, 0, 3)

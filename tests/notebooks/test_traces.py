@@ -9,9 +9,16 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from notebooks.traces import CPU, NATIVE, WAITING, Intervals, draw_timeline, read_trace
+from notebooks.traces import (
+    CPU,
+    NATIVE,
+    WAITING,
+    Intervals,
+    ProfileSteps,
+    draw_timeline,
+    read_trace,
+)
 from tests.support.training import model_of, slow_dataset, slow_loader, write_rows
-from tutorlib.diagnosis import ProfileSteps
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)).map(lambda p: (p[0], sum(p))))
 
