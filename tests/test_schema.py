@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tutorlib.checks import check_bytes, check_integer
 from tutorlib.display import html_table, shortened
-from tutorlib.layers.features import as_schema
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.roles import schema_of_arguments
 from tutorlib.ops import Categorify, FillMissing
@@ -193,7 +192,7 @@ def test_feature_columns_are_understood_or_listed_in_one_error():
         column.numeric_column("I4", (2,)),
         column.embedding_column(column.weighted_categorical_column(listed, "scores"), 6),
     ]
-    schema = as_schema(good)
+    schema = Schema.from_feature_columns(good)
     assert schema.embedding_sizes() == {"C1": (10, 4), "C2": (7, 5), "C3": (9, 6)}
     assert schema.continuous.names == ["I1", "I4", "scores"]
     assert [c.name for c in schema if c.multi_hot] == ["scores"]
@@ -203,13 +202,22 @@ def test_feature_columns_are_understood_or_listed_in_one_error():
         column.numeric_column("I3", (3, 2)),
     ]
     with pytest.raises(ValueError, match=r"not supported.*I2.*I3"):
-        as_schema([*good, *bad])
+        Schema.from_feature_columns([*good, *bad])
 
 
-def test_as_schema_takes_columns_and_schemas():
-    columns = list(schema_of())
-    assert as_schema(columns) == as_schema(schema_of()) == schema_of()
-    assert as_schema(columns[0]).names == ["C1"]
+def test_options_of_feature_columns_that_a_schema_cannot_hold_are_refused_by_name():
+    column = tf.feature_column
+    ids = column.categorical_column_with_identity("C1", 10)
+    refused = {
+        "C1_indicator": column.indicator_column(ids),
+        "C1_embedding with .'combiner': 'sum'": column.embedding_column(ids, 4, "sum"),
+        "C1_embedding with .'trainable': False": column.embedding_column(ids, 4, trainable=False),
+        "C1_embedding with .'max_norm': 1.0": column.embedding_column(ids, 4, max_norm=1.0),
+        "I1 with .'normalizer_fn'": column.numeric_column("I1", normalizer_fn=abs),
+    }
+    for words, item in refused.items():
+        with pytest.raises(ValueError, match=f"not supported: .*{words}"):
+            Schema.from_feature_columns([item])
 
 
 @pytest.fixture

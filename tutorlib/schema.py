@@ -407,6 +407,16 @@ def batch_dtype(column: Column) -> np.dtype:
     return np.dtype(np.int32 if small or narrow else np.int64)
 
 
+# Options of `tf.feature_column` objects that no column of a Schema can hold, and their defaults.
+FEATURE_COLUMN_OPTIONS = {
+    "combiner": "mean",
+    "max_norm": None,
+    "trainable": True,
+    "ckpt_to_load_from": None,
+    "normalizer_fn": None,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Schema:
     """The columns of a data set, in order.
@@ -544,21 +554,30 @@ class Schema:
         Supported are `numeric_column` of shape (n,), and `categorical_column_with_identity` or
         `_with_hash_bucket`, alone or in an `embedding_column` or a `weighted_categorical_column`,
         whose weights become a column too. `num_buckets` is the cardinality; ids must be hashed
-        before they reach the model. A `normalizer_fn` or initializer is left to the layers.
+        before they reach the model. An initializer is left to the layers.
 
         Raises:
-            ValueError: if columns are not supported; it names all of them.
+            ValueError: if columns, or options of them, are not supported; it names all of them.
         """
         columns, refused = [], []
         for item in feature_columns:
-            inner, weights = getattr(item, "categorical_column", item), []
+            inner, weights = item, []
+            if type(item).__name__ == "EmbeddingColumn":
+                inner = item.categorical_column
             if type(inner).__name__ == "WeightedCategoricalColumn":
                 key = inner.weight_feature_key
                 name = key if isinstance(key, str) else key.key
                 weights = [Column(name, "continuous", "float32", multi_hot=True)]
                 inner = inner.categorical_column
             kind, shape = type(inner).__name__, tuple(getattr(inner, "shape", ()))
-            if kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
+            changed = {
+                option: getattr(item, option)
+                for option, plain in FEATURE_COLUMN_OPTIONS.items()
+                if getattr(item, option, plain) != plain
+            }
+            if changed:
+                refused.append(f"{item.name} with {changed}")
+            elif kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
                 size, width = int(inner.num_buckets), getattr(item, "dimension", None)
                 column = Column(inner.key, "categorical", cardinality=size, embedding_dim=width)
                 columns += [column, *weights]
@@ -571,6 +590,8 @@ class Schema:
             raise ValueError(
                 f"these feature columns are not supported: {refused}. Use numeric_column of shape "
                 "(n,), or embedding_column over an identity or hash-bucket column, weighted or "
-                "not; move other transformations into a Workflow."
+                "not. The combiner is an argument of DenseFeatures, a one-hot vector is Keras's "
+                "CategoryEncoding of the input, and a frozen table is layer.trainable = False; "
+                "move transformations of numbers into a Workflow."
             )
         return cls(columns)

@@ -291,7 +291,15 @@ REFUSED = {
         r"\['a', 'b'\]: cardinality is not known",
     ),
     "no columns": (lambda: DenseFeatures([Column("y", "label")]), "at least one feature"),
-    "legacy columns": (lambda: DenseFeatures([LEGACY]), "Schema.from_feature_columns"),
+    "legacy columns": (
+        lambda: DenseFeatures([LEGACY]),
+        r"KerasSequenceLoader\(feature_columns=...\), and pass loader.schema",
+    ),
+    "ids of three dimensions": (
+        lambda: EmbeddingBag(9, 2)(np.zeros((2, 3, 4), np.int32)),
+        r"\[batch, max_len\], got \(2, 3, 4\)",
+    ),
+    "ids of one dimension": (lambda: EmbeddingBag(9, 2)(np.zeros(3, np.int32)), r"got \(3,\)"),
     "list of numbers": (lambda: DenseFeatures([NUMBERS]), r"\['n'\] hold lists"),
     "combiner": (lambda: DenseFeatures(SCHEMA, "max"), "combiner must be one of.*'max'"),
     "aggregation": (lambda: DenseFeatures(ONE, "sum", "add"), "aggregation.*'add'"),

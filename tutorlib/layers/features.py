@@ -23,31 +23,24 @@ INT32_IDS = 2**31  # ids of a larger table need int64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
-def as_schema(columns: Any) -> Schema:
-    """Return a Schema from a Schema, a list of `Column`, or a list of `tf.feature_column`."""
-    if isinstance(columns, Schema):
-        return columns
-    columns = [columns] if isinstance(columns, Column) else list(columns)
-    if columns and all(isinstance(column, Column) for column in columns):
-        return Schema(columns)
-    return Schema.from_feature_columns(columns)
-
-
 def features_of(columns: Any) -> Schema:
     """Return the feature columns of a Schema or list of `Column`; labels and weights are left out.
 
     Raises:
         ValueError: for anything else, such as `tf.feature_column` objects.
     """
-    if not isinstance(columns, Schema | Column):
-        columns = list(columns)
+    schema = columns
+    if not isinstance(columns, Schema):
+        columns = [columns] if isinstance(columns, Column) else list(columns)
         other = [type(column).__name__ for column in columns if not isinstance(column, Column)]
         if other:
             raise ValueError(
-                f"columns must be a Schema or a list of Column, got {other}. For tf.feature_column "
-                "objects pass Schema.from_feature_columns(columns)."
+                f"columns must be a Schema or a list of Column, got {other}. Give "
+                "tf.feature_column objects to KerasSequenceLoader(feature_columns=...), and pass "
+                "loader.schema, which also knows which columns are lists."
             )
-    return as_schema(columns).features
+        schema = Schema(columns)
+    return schema.features
 
 
 def refuse_multi_hot(features: Schema, who: str) -> None:

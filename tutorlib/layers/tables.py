@@ -21,19 +21,17 @@ register = keras.saving.register_keras_serializable(package="tutorlib")
 
 
 def add_table(layer: keras.layers.Layer, rows: int, width: int, initializer: Any) -> Any:
-    """Add a table [rows, width] to a layer, with the mark by which row-sparse optimizers find it.
+    """Add a table [rows, width] to a layer.
 
     Without an initializer it starts as that of `keras.layers.Embedding`: uniform in [-0.05, 0.05].
     It is not cast as a whole under a mixed policy: the layers cast what they looked up.
     """
-    table = layer.add_weight(
+    return layer.add_weight(
         name="embedding_weights",
         shape=(rows, width),
         initializer=initializer or "uniform",
         autocast=False,
     )
-    table.is_embedding_table = True
-    return table
 
 
 @register
@@ -154,6 +152,7 @@ class EmbeddingBag(EmbeddingTable):
             numbers = row_numbers(counts, ops.shape(values)[0])
             total = sum_rows(self._rows_to_sum(values), numbers, ops.shape(counts)[0])
         else:
+            list_batch_size(inputs.shape)
             present = ops.not_equal(inputs, PADDING)  # [batch, max_len]
             counts = ops.sum(ops.cast(present, "int32"), axis=1)
             # Padding reads a row that the batch names anyway: a row-sparse optimizer updates every
@@ -188,9 +187,19 @@ def values_and_counts(lists: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def list_batch_size(shape: Any) -> int | None:
-    """Return the batch size of the input of a bag, given its shapes."""
-    size: int | None = (shape["nnzs"] if isinstance(shape, Mapping) else shape)[0]
-    return size
+    """Return the batch size of the input of a bag, given its shapes.
+
+    Raises:
+        ValueError: for ids that are neither [batch, max_len] nor values with their nnzs.
+    """
+    if isinstance(shape, Mapping):
+        return shape["nnzs"][0]
+    if len(shape) != 2:
+        raise ValueError(
+            f"padded lists of ids must have shape [batch, max_len], got {tuple(shape)}. Reshape "
+            "them, or look single ids up in an EmbeddingTable."
+        )
+    return shape[0]
 
 
 def row_numbers(counts: Any, size: Any) -> Any:
