@@ -122,21 +122,6 @@ names = pytest.mark.parametrize(
 )
 
 
-@names
-def test_tables_start_as_those_of_keras_and_the_wide_side_at_zero(name):
-    made = {
-        "dlrm": lambda: small_dlrm(),
-        "dlrm_stacked": lambda: small_dlrm("stacked"),
-        "wide_and_deep": lambda: WideAndDeep(SCHEMA, [16]),
-        "wide_and_deep_lists": lambda: WideAndDeep(movielens_schema(8), [16]),
-        "movielens": lambda: movielens_network(movielens_schema(8), (16,)),
-    }[name]()
-    tables = {w.path: np.array(w) for w in made.weights if w.name == "embedding_weights"}
-    deep = np.concatenate([t.ravel() for path, t in tables.items() if "wide/" not in path])
-    assert 0.04 < abs(deep).max() <= 0.05
-    assert all(not table.any() for path, table in tables.items() if "wide/" in path)
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 

@@ -1,4 +1,4 @@
-"""Throughput, stalls, memory and validation in the logs of real Keras trainings."""
+"""Throughput, stalls and validation in the logs of real Keras trainings."""
 
 import csv
 
