@@ -163,8 +163,11 @@ class ParquetSink:
                 raise ValueError(f"nothing was written to {self.path}: write at least one chunk")
             if kind is None and (self._held_rows or self._writer is None):
                 self._write_row_group(self._held_rows)
+            if kind is None:
+                self._close_writer()
         finally:
-            self._close_writer()
+            if self._writer is not None:
+                self._writer.close()  # also after an error; closed once
 
 
 def _write_crc(path: Path) -> None:
