@@ -234,18 +234,17 @@ def test_each_row_comes_once_with_the_values_of_the_reference(
 
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
 @pytest.mark.parametrize("multi_hot", ["nnzs", "padded"])
-def test_tensors_and_ids_are_those_of_the_reference(tmp_path, layout, multi_hot):
+def test_tensors_are_those_of_the_reference(tmp_path, layout, multi_hot):
     total = write(tmp_path, [[70, 0, 300], [200]])
     schema = schema_of("small tags null_tags float64 vector label clicks weight".split())
     nulls = {"null_tags": 3, "vector": 0} if multi_hot == "padded" else "fill"
     form = {"batch_layout": layout, "multi_hot": multi_hot, "nulls": nulls}
-    made = {"batch_size": 64, "buffer_size": 90, "parts_per_chunk": 2, "id_names": ["day", "row"]}
+    made = {"batch_size": 64, "buffer_size": 90, "parts_per_chunk": 2}
     loader = loader_of(tmp_path, schema=schema, **made, **form)
     reference = Reference(TABLE, schema, **form)
     seen = []
-    for ids, (inputs, labels, weights) in loader.with_ids():
-        rows = ids["row"].to_pylist()
-        assert ids["day"].to_pylist() == [row // 37 for row in rows]
+    for inputs, labels, weights in loader:
+        rows = np.asarray(inputs["categorical" if layout == "stacked" else "row"])[:, 0].tolist()
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
         labels = {name: tensor.numpy() for name, tensor in labels.items()}
         assert_same((arrays, labels, weights.numpy()), reference.batch(rows))

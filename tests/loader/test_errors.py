@@ -388,7 +388,6 @@ CALLS = {  # {name: (call, error, facts)}
     "a function of two": (
         lambda f: loader_of(f).map(lambda x, y: x), TypeError, ["one Chunk", r"chunk\['x'\]"],
     ),
-    "no ids": (lambda f: next(loader_of(f).with_ids()), ValueError, ["id_names"]),
     "no labels": (
         lambda f: loader_of(f, label_names=[]).to_tf_dataset(), ValueError, ["label_names"],
     ),

@@ -139,17 +139,6 @@ def test_a_second_thread_on_a_pass_is_refused_and_the_first_gets_every_row(folde
         assert sorted(itertools.chain(*rows)) == list(range(ROWS))
 
 
-def test_close_ends_a_loop_over_ids_and_batches(folder):
-    loader = loader_of(folder, id_names=["y"])
-    taken = 0
-    for ids, (inputs, _) in loader.with_ids():
-        assert ids.num_rows == len(inputs["row"])
-        taken += 1
-        if taken == 2:
-            loader.close()
-    assert (taken, loader.state_dict()["batch"]) == (2, 2)
-
-
 def test_a_mapped_function_may_close_its_loader(folder):
     loader = loader_of(folder)
     loader.map(lambda chunk: loader.close() or chunk)

@@ -96,8 +96,7 @@ def test_ids_are_not_inferred_as_features_and_may_be_named_as_such(files):
     inferred = KerasSequenceLoader(files, 32, id_names=ids, label_names=["label"])
     assert inferred.schema.features.names == ["x"]
     both = loader_of(files, cont_names=["x"], id_names=["x"], shuffle=False)
-    ids, (inputs, _) = next(both.with_ids())
-    np.testing.assert_array_equal(ids["x"].to_numpy(), inputs["x"][:, 0])
+    assert (both.id_names, both.schema.features.names) == (["x"], ["x"])
 
 
 def test_a_schema_names_ids(files):
@@ -113,11 +112,6 @@ def test_an_id_that_is_not_in_the_files_is_refused(files):
         loader_of(files, id_names=["user"])
     with pytest.raises(ValueError, match=r"id_names must be a list of names: \['text'\]"):
         loader_of(files, id_names="text")
-    with pytest.raises(ValueError, match=r"no ids: give the loader id_names"):
-        next(loader_of(files, id_names=[]).with_ids())
-
-
-# ---- ids beside batches -----------------------------------------------------------------------
 
 
 @st.composite
@@ -135,41 +129,6 @@ def layouts(draw):
         "parts_per_chunk": draw(st.none() | st.integers(1, 3)) if shuffle else None,
         "filters": draw(st.sampled_from([None, [("x", ">", 40)], [("text", "!=", "row 7")]])),
     }
-
-
-@pytest.mark.filterwarnings("ignore:the shuffle is poor")
-@settings(max_examples=40)
-@given(layout=layouts())
-def test_ids_are_those_of_the_rows_of_the_batch(files, layout):
-    """Rows in the order of the batch, whatever the order, ranks, filters and row groups."""
-    loader = loader_of(files, id_names=["text", "big"], **layout)
-    whole = table_of(ROWS)
-    rows = []
-    with loader:
-        for ids, (inputs, _) in loader.with_ids():
-            numbers = inputs["x"].numpy()[:, 0].astype(int)
-            assert ids.equals(whole.select(["text", "big"]).take(pa.array(numbers)))
-            rows += numbers.tolist()
-    assert len(rows) == len(set(rows)) == loader.plan.num_rows
-    assert loader.epoch == (len(loader) > 0)
-
-
-def test_ids_of_a_resumed_epoch(files):
-    loader = loader_of(files, 16, id_names=["text"])
-    for number, _ in enumerate(loader.with_ids()):
-        if number == 3:
-            state = loader.state_dict()
-    again = loader_of(files, 16, id_names=["text"])
-    again.load_state_dict(state)
-    rest = [(ids["text"].to_pylist(), inputs["x"]) for ids, (inputs, _) in again.with_ids()]
-    assert len(rest) == len(loader) - 4
-    for texts, x in rest:
-        assert texts == [f"row {int(value)}" for value in x.numpy()[:, 0]]
-
-
-def test_a_loop_that_breaks_leaves_no_thread(files, no_thread_is_left):
-    for _ in loader_of(files).with_ids():
-        break
 
 
 # ---- predictions ------------------------------------------------------------------------------
@@ -190,10 +149,11 @@ def test_predictions_are_those_of_all_rows_in_the_order_of_the_files(files, mode
 
 
 def test_the_table_has_ids_of_any_type_labels_and_predictions(files, model):
-    table = loader_of(files).predict(model, labels=True, name="score", verbose=0)
+    ids = [*IDS, "label"]
+    table = loader_of(files, id_names=ids).predict(model, name="score", verbose=0)
     want = plain(table_of(ROWS))
-    assert table.column_names == [*IDS, "label", "score"]
-    assert table.drop_columns("score").equals(want.select([*IDS, "label"]))
+    assert table.column_names == [*ids, "score"]
+    assert table.drop_columns("score").equals(want.select(ids))
     assert table.schema.field("score").type == pa.float32()
 
 
@@ -237,8 +197,6 @@ def test_what_does_not_make_a_table_is_refused(files, model):
         loader.predict(Sum(), verbose=0)
     with pytest.raises(ValueError, match=r"columns \['text'\] would be in the table twice"):
         loader.predict(model, name="text", verbose=0)
-    with pytest.raises(ValueError, match="labels=True needs a loader with label_names"):
-        loader_of(files, label_names=[]).predict(model, labels=True, verbose=0)
 
 
 def test_predictions_are_written_whole_or_not_at_all(files, model, tmp_path):
@@ -279,7 +237,9 @@ def test_ids_that_a_workflow_passes_through_are_ids_of_the_files_that_it_writes(
     workflow.transform_to_parquet(ParquetSource(files), tmp_path / "ready", progress=False)
     loader = KerasSequenceLoader(tmp_path / "ready", 32, id_names=["text", "big"], shuffle=False)
     assert (loader.schema.features.names, loader.schema.labels.names) == (["C"], ["label"])
-    ids = pa.concat_tables(ids for ids, _ in loader.with_ids())
+    inputs = {"C": keras.Input((1,), name="C")}
+    model = keras.Model(inputs, keras.ops.cast(inputs["C"], "float32"))
+    ids = loader.predict(model, verbose=0).drop_columns("prediction")
     assert ids.to_pydict() == table_of(ROWS).select(["text", "big"]).to_pydict()
 
 

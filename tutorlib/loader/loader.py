@@ -6,14 +6,14 @@ what Keras asks, and what the loader says of itself.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import inspect
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,7 +91,7 @@ class KerasSequenceLoader(LoaderAdapter):
             for a GPU; for remote files two per core, at most 32.
         schema: `Schema` that names features, labels and weight, with their cardinalities.
         id_names: names of columns that say which row it is, of any Arrow type. They are no features
-            (unless named as such) and do not reach the model: `predict` and `with_ids` give them.
+            (unless named as such) and do not reach the model: `predict` gives them.
             None takes the ids of `schema`, if any.
         weight_name: name of a column of sample weights, float32; None for no weights. With it,
             batches are (inputs, labels, weights) with weights of shape [batch].
@@ -466,21 +466,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def in_file_order(self, *, labels: bool = True) -> KerasSequenceLoader:
-        """Return a loader of the same rows, of all ranks, unshuffled and without weights.
-
-        Args:
-            labels: whether its batches have labels; without them, labels may be null.
-        """
-        other = object.__new__(type(self))
-        other.__dict__.update(vars(self))
-        other._settings = self._settings.in_file_order()
-        unwanted = ("weight",) if labels else ("weight", "label")
-        schema = Schema(column for column in self.schema if column.role not in unwanted)
-        other._set_schema(schema, self._columns if self._transform else schema.names)
-        other._begin()
-        return other
-
     def to_tf_dataset(self) -> Any:
         """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
 
@@ -567,34 +552,12 @@ class KerasSequenceLoader(LoaderAdapter):
         self.close()
         self._cursor.position = position
 
-    # ---- predictions joined to ids ----
-
-    def with_ids(self) -> Generator[tuple[pa.Table, Any]]:
-        """Yield (ids, batch) for each batch that `iter()` gives, shuffled or not, on any rank.
-
-        `ids` is a `pyarrow.Table` of the columns `id_names` with a row for each row of the batch.
-        It is read beside the batches, in memory of the ids of a chunk.
-
-        Example:
-            >>> for ids, (inputs, labels) in loader.with_ids():  # doctest: +SKIP
-            ...     print(ids["user_id"][0], labels[0])
-        """
-        from tutorlib.loader.predict import ids_of_batches
-
-        if not self.id_names:
-            raise ValueError("there are no ids: give the loader id_names=[...]")
-        with contextlib.closing(iter(self)) as batches:
-            for ids in ids_of_batches(self.plan, self.source, self.id_names, self.first_batch):
-                batch = next(batches, None)
-                if batch is None:  # the loader was closed
-                    return
-                yield ids, batch
+    # ---- predictions ----
 
     def predict(
         self,
         model: keras.Model,
         *,
-        labels: bool = False,
         name: str = "prediction",
         to: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -604,12 +567,11 @@ class KerasSequenceLoader(LoaderAdapter):
 
         The rows are those of the files after `filters`, each once, even if this loader shuffles,
         drops its last batch or is one of several ranks. They go through the mapped workflow or
-        function. The loader itself stays where it is. Labels are not read unless asked for, so they
-        may be null.
+        function. The loader itself stays where it is. Labels are not read, so they may be null; a
+        label among `id_names` stands beside its prediction.
 
         Args:
             model: Keras model that takes the batches of this loader.
-            labels: whether the table has the labels as the model sees them, after the ids.
             name: name of the column of predictions, and the prefix of all their names.
             to: Parquet file (`.parquet`) or folder to write instead of returning a table. It
                 appears when it is whole, and memory holds one row group of it.
@@ -617,10 +579,9 @@ class KerasSequenceLoader(LoaderAdapter):
             verbose: 0 prints nothing, 1 a progress bar, 2 a line; "auto" chooses as Keras does.
 
         Returns:
-            `pyarrow.Table` with the columns `id_names`, the labels if asked for, and the
-            predictions: a column `prediction` of numbers for an output [batch] or [batch, 1], of
-            fixed-size lists for [batch, k]. Several outputs have a column each,
-            `prediction_{output}`. With `to`, the path.
+            `pyarrow.Table` with the columns `id_names` and the predictions: a column `prediction`
+            of numbers for an output [batch] or [batch, 1], of fixed-size lists for [batch, k].
+            Several outputs have a column each, `prediction_{output}`. With `to`, the path.
 
         Raises:
             ValueError: if two columns of the table have the same name, or an output does not have a
@@ -636,8 +597,15 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         from tutorlib.loader.predict import predictions
 
-        loader = self.in_file_order(labels=labels)
-        return predictions(loader, model, labels, name, verbose, to, overwrite)
+        loader = object.__new__(type(self))  # of the rows of all ranks
+        loader.__dict__.update(vars(self))
+        loader._settings = dataclasses.replace(
+            self._settings, shuffle=False, drop_last=False, global_size=None, global_rank=None
+        )
+        schema = self.schema.features
+        loader._set_schema(schema, self._columns if self._transform else schema.names)
+        loader._begin()
+        return predictions(loader, model, name, verbose, to, overwrite)
 
     # ---- what Keras asks ----
 

@@ -108,12 +108,6 @@ class LoaderSettings:
         """Whether a batch has one matrix for each role instead of one tensor for each column."""
         return self.batch_layout == "stacked"
 
-    def in_file_order(self) -> LoaderSettings:
-        """Return settings with which one rank gives all rows, in order."""
-        return dataclasses.replace(
-            self, shuffle=False, drop_last=False, global_size=None, global_rank=None
-        )
-
     def reader_threads(self, *, on_device: bool, remote: bool) -> int:
         """Return the number of reader threads, at least 1.
 
