@@ -13,12 +13,11 @@ class Reference:
         schema: the columns of a batch; lists are `multi_hot`, vectors have a `length`.
         batch_layout: "columns", or "stacked" for one matrix of scalars and vectors for each role.
         multi_hot: form of lists.
-        nulls: "error", "fill", or {name: what replaces nulls and NaN}.
+        nulls: as the loader's; nulls and NaN are replaced by 0.
     """
 
     def __init__(self, table, schema, *, batch_layout="columns", multi_hot="nnzs", nulls="error"):
         self.schema, self.batch_layout, self.multi_hot = schema, batch_layout, multi_hot
-        self.fills = {} if isinstance(nulls, str) else nulls
         self.cells, self.lists = {}, {}
         for column in schema:
             array = table[column.name].combine_chunks()
@@ -34,7 +33,7 @@ class Reference:
         if column.length is None:
             return self._numbers(column, array)[:, None]
         flat = self._numbers(column, array.flatten()).reshape(-1, column.length)
-        cells = np.full((len(array), column.length), self.fills.get(column.name, 0), flat.dtype)
+        cells = np.zeros((len(array), column.length), flat.dtype)
         cells[array.is_valid().to_numpy(zero_copy_only=False)] = flat
         return cells
 
@@ -49,7 +48,7 @@ class Reference:
         dtype = np.dtype(np.int32 if small or fits else np.int64)
         if floating or column.role in ("continuous", "weight"):
             dtype = np.dtype(np.float32)
-        return np.where(missing, dtype.type(self.fills.get(column.name, 0)), values.astype(dtype))
+        return np.where(missing, dtype.type(0), values.astype(dtype))
 
     def batch(self, rows):
         """Return (inputs, labels) or (inputs, labels, weights) of these rows, as arrays."""

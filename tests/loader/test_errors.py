@@ -140,16 +140,16 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
         for form in ("nnzs", "padded")
     },
     "a null in a padded list": (
-        "g", [3, None], {"multi_hot": "padded"}, ("null|NaN", "nulls={'g': 1}"),
+        "g", [3, None], {"multi_hot": "padded"}, ("null|NaN", "Categorify"),
     ),
     **{
         f"the id of padding, {name}": (
             "g", value, {"multi_hot": "padded", **changes},
-            (r": 0 at row", "Categorify", "HashBucket.*first_id=1", "nulls={'g': 1}", "'nnzs'"),
+            (r": 0 at row", "Categorify", "HashBucket.*first_id=1", "'nnzs'"),
         )
         for name, value, changes in (
             ("with a cardinality", [3, 0], {}), ("without", [0], {"cat_names": ["g"]}),
-            ("of a null", [3, None], FILL), ("of a null, by name", [None, 4], {"nulls": {"g": 0}}),
+            ("of a null", [3, None], FILL),
         )
     },
 }  # fmt: skip
@@ -320,12 +320,6 @@ ARGUMENTS = [  # (arguments, facts)
     ({"filters": [("C", "like", 3)]}, ["'like'", "<"]),
     ({"filters": [("x", ">", 1e9)]}, ["no rows", "filters", "1000000000|1e"]),
     ({"nulls": "skip"}, ["nulls", "'skip'", "'fill'"]),
-    ({"nulls": {"D": 0}}, ["nulls", "'D'", "feature", "'C'"]),
-    ({"nulls": {"C": 50}}, ["nulls", "'C'", r"\b50\b", IN_RANGE]),
-    ({"nulls": {"C": 1.5}}, ["nulls", "'C'", r"1\.5", "integer"]),
-    ({"nulls": {"C": "a"}}, ["nulls", "'C'", "'a'", "number"]),
-    ({"nulls": {"x": None}}, ["nulls", "'x'", "None", "number"]),
-    ({"nulls": {"x": 1e300}}, ["nulls", "'x'", r"1e\+300", "float32"]),
     ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
     ({"label_names": ["gone"]}, ["'gone'", r"To predict rows without labels, .*label_names=\[\]"]),
     ({"cat_names": ["C", "y"]}, ["'y'", "as categorical and as label: name it once"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class Layout:
     Args:
         schema: schema of the batches, after a mapped workflow.
         stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
-        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
-            replaces them in these features. They are always refused in labels and weights.
+        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features. They are always
+            refused in labels and weights.
         multi_hot: form of lists, and the longest that is accepted.
         min_int_dtype: "int32" or "int64": integers have at least this width.
         max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
@@ -64,7 +64,7 @@ class Layout:
         row_bytes: bytes of a row in a batch, without lists.
 
     Raises:
-        ValueError: if a column cannot be in a batch, names clash, or `nulls` does not fit.
+        ValueError: if a column cannot be in a batch, or names clash.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Layout:
         schema: Schema,
         *,
         stacked: bool = False,
-        nulls: str | Mapping[str, float] = "error",
+        nulls: str = "error",
         multi_hot: MultiHot | None = None,
         min_int_dtype: str = "int32",
         max_int_dtype: str = "int64",
@@ -90,7 +90,7 @@ class Layout:
             if dtype.kind == "i":
                 dtype = min(max(dtype, self.min_int_dtype), widest)
             self.dtypes[column.name] = dtype
-        self._fills = _fills(schema, self.dtypes, nulls)
+        self._filled = schema.features.names if nulls == "fill" else []
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         _check_columns(columns, stacked, self.multi_hot)
         self.fields: list[Field] = []
@@ -192,14 +192,9 @@ class Layout:
     def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
             return values.values
-        fill = self._fills.get(column.name)
-        if fill is not None and is_array(values.values):
-            # The fill may be a number that only the batch's dtype can hold: 0.5 for integers. A
-            # wider floating-point dtype stays: its bounds are checked later.
-            made, dtype = values.values, self.dtypes[column.name]
-            if np.can_cast(made.dtype, dtype) or (dtype.kind == "f" and made.dtype.kind != "f"):
-                made = made.astype(dtype)
-            return np.where(values.valid, made, made.dtype.type(fill))
+        made = values.values
+        if column.name in self._filled and is_array(made):
+            return np.where(values.valid, made, made.dtype.type(0))
         row = first_row + _row(values.valid.argmin(), offsets)
         if column.role in ("label", "weight"):
             field, given = f"pc.field({column.name!r})", values.values
@@ -210,12 +205,12 @@ class Layout:
                 "(pc is pyarrow.compute)"
             )
         else:
-            nulls = "'fill'"
-            if self.bounds(column)[0] == PAD + 1:  # which 'fill' does not reach
-                nulls = f"{{{column.name!r}: 1}}"
+            fill = "pass nulls='fill', or "
+            if self.bounds(column)[0] == PAD + 1:  # 0 is padding
+                fill = ""
             advice = (
-                f"pass nulls={nulls}, or map a Workflow that fills it (FillMissing; Categorify "
-                "gives nulls an id of their own)"
+                f"{fill}map a Workflow that fills it (FillMissing; Categorify gives nulls an id of "
+                "their own)"
             )
         raise ValueError(f"column {column.name!r}: null or NaN at row {row}; {advice}")
 
@@ -229,7 +224,7 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
             )
-        if lists.valid is not None and column.name not in self._fills and not lists.valid.all():
+        if lists.valid is not None and column.name not in self._filled and not lists.valid.all():
             raise ValueError(
                 f"column {column.name!r}: null instead of a list at row "
                 f"{first_row + int(lists.valid.argmin())}; pass nulls='fill', which makes it an "
@@ -274,35 +269,6 @@ def _check_columns(columns: Sequence[Column], stacked: bool, multi_hot: MultiHot
             )
 
 
-def _fills(
-    schema: Schema, dtypes: Mapping[str, np.dtype], nulls: str | Mapping[str, float]
-) -> dict[str, float]:
-    """Return {name of a column: value that replaces its nulls}."""
-    if isinstance(nulls, str):
-        return dict.fromkeys(schema.features.names, 0) if nulls == "fill" else {}
-    for name, value in nulls.items():
-        if name not in schema.features:
-            raise ValueError(
-                f"nulls: {name!r} is not a feature; the features are {schema.features.names}"
-            )
-        if not isinstance(value, int | float | np.number):
-            raise ValueError(f"nulls: {value!r} for column {name!r} is no number; give a number")
-        if schema[name].role != "categorical":
-            if not abs(float(value)) <= FLOAT32_MAX:
-                raise ValueError(
-                    f"nulls: {value!r} for column {name!r} is not a finite float32; give a number "
-                    f"from {-FLOAT32_MAX:.3g} to {FLOAT32_MAX:.3g}"
-                )
-            continue
-        end = schema[name].cardinality or np.iinfo(dtypes[name]).max + 1
-        if not 0 <= value < end or value != int(value):
-            raise ValueError(
-                f"nulls: {value!r} is not an id of column {name!r}, whose ids are integers in "
-                f"[0, {end})"
-            )
-    return dict(nulls)
-
-
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
     """Return the values of all rows of a column of vectors, of which every row has `length`."""
     length = column.length
@@ -334,7 +300,7 @@ def _refusal(column: Column, dtype: np.dtype, value: Any, row: int, low: float) 
         return (
             f"{place}: multi_hot='padded' pads lists with 0, so that no value and no null may have "
             "the id 0. Categorify gives it to none, nor does HashBucket(..., first_id=1); "
-            f"nulls={{{column.name!r}: 1}} gives nulls another id; multi_hot='nnzs' does not pad"
+            "multi_hot='nnzs' does not pad"
         )
     if column.cardinality is not None and not low <= value < column.cardinality:
         return (

@@ -6,6 +6,7 @@ what Keras asks, and what the loader says of itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -109,8 +110,8 @@ class KerasSequenceLoader(LoaderAdapter):
             allows four threads at most. On a CPU, a process grows by at most 1.5 times this plus
             64 MiB in a pass over numbers. Lists count with the mean length that footers tell:
             docs/promises.md says what takes more. `loader/sizing.py` has the formula.
-        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
-            replaces them in these features. They are always refused in labels and weights.
+        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features. They are always
+            refused in labels and weights.
 
     Attributes:
         source: the `ParquetSource`.
@@ -165,7 +166,7 @@ class KerasSequenceLoader(LoaderAdapter):
         multi_hot: str | MultiHot = "nnzs",
         filters: Any = None,
         memory_budget: int | str | None = None,
-        nulls: str | Mapping[str, float] = "error",
+        nulls: str = "error",
     ) -> None:
         names = {"label_names": label_names, "cat_names": cat_names, "cont_names": cont_names}
         for argument, given in {**names, "id_names": id_names}.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from tutorlib.checks import check_bytes, check_choice, check_integer
@@ -78,7 +77,7 @@ class LoaderSettings:
     drop_last: bool
     batch_layout: str
     multi_hot: MultiHot
-    nulls: str | Mapping[str, float]
+    nulls: str
 
     def __post_init__(self) -> None:
         for name, least in INTEGERS.items():
@@ -98,10 +97,7 @@ class LoaderSettings:
                 "give both of global_size and global_rank, which must be in [0, global_size), or "
                 f"neither; got global_size={size}, global_rank={rank}"
             )
-        if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
-            raise ValueError(
-                f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
-            )
+        check_choice("nulls", self.nulls, ("error", "fill"))
 
     @property
     def stacked(self) -> bool:
