@@ -187,8 +187,12 @@ def refused(name, method="fit", folder="train", **changes):
 
 refused("last batch", folder=ParquetSource("train").head(3399), drop_last=False)
 refused("predict", "predict", shuffle=False)
-refused("lists", folder="lists")
 refused("right", folder=ParquetSource("train").head(128), drop_last=False)
+schema = KerasSequenceLoader("lists", batch_size).schema
+inputs = keras_inputs(schema)
+model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(DenseFeatures(schema)(inputs)))
+model.compile("adam", "binary_crossentropy")
+refused("lists", folder="lists")
 print(json.dumps(said))
 """
 
