@@ -30,7 +30,7 @@ Example:
 """
 
 from tfrecords.encoding import encode_examples
-from tfrecords.metadata import METADATA_FILE, check_records, read_metadata
+from tfrecords.metadata import METADATA_FILE, read_metadata
 from tfrecords.readers import (
     ReadOptions,
     native_dataset,

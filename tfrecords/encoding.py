@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfrecords.metadata import cell_dtype, stored_dtype
-from tutorlib.columns import Chunk, Ragged, Strings
-
-BLOCK_BYTES = 1 << 25  # most bytes encoded at a time; a block with long lists has fewer rows
+from tutorlib.columns import Chunk, Ragged
 
 ALL = np.ones((1, 1), bool)  # the mask of a matrix whose bytes all belong to their messages
 
@@ -33,7 +31,7 @@ def encode_examples(chunk: Chunk) -> Iterator[bytes]:
     which has no meaning; a parser reads the same example from both.
 
     Args:
-        chunk: rows without nulls. A column is an array, `Strings`, or `Ragged` of these.
+        chunk: rows without nulls. A column is an array of numbers, or `Ragged`.
 
     Yields:
         `chunk.num_rows` records.
@@ -42,16 +40,11 @@ def encode_examples(chunk: Chunk) -> Iterator[bytes]:
         >>> next(encode_examples(Chunk({"a": np.array([300])}))).hex(" ")
         '0a 0d 0a 0b 0a 01 61 12 06 1a 04 0a 02 ac 02'
     """
-    rows = chunk.num_rows
-    if rows > 1 and rows * sum(_row_bytes(column) for column in chunk.values()) > BLOCK_BYTES:
-        for part in (chunk.slice(0, rows // 2), chunk.slice(rows // 2, rows)):
-            yield from encode_examples(part)
-        return
     features = _constant(b"")
     for name in sorted(chunk, key=str.encode):
         key = _field(_FIELD_1, _constant(name.encode()))
         features += _field(_FIELD_1, key + _field(_FIELD_2, _feature(chunk[name])))
-    flat, ends = _joined(_field(_FIELD_1, features), rows)
+    flat, ends = _joined(_field(_FIELD_1, features), chunk.num_rows)
     data, start = flat.tobytes(), 0
     for end in ends.tolist():
         yield data[start:end]
@@ -59,7 +52,7 @@ def encode_examples(chunk: Chunk) -> Iterator[bytes]:
 
 
 def encode_batch(chunk: Chunk) -> bytes:
-    """Return a batch without nulls and strings as one `tf.train.Example`, a bytes value per column.
+    """Return a batch without nulls as one `tf.train.Example`, a bytes value per column.
 
     A multi-hot column is stored as `NAME__values` and `NAME__nnzs` (int32).
     """
@@ -89,36 +82,23 @@ def encode_cells(chunk: Chunk) -> np.ndarray:
 # ---- columns as messages ------------------------------------------------------------------------
 
 
-def _row_bytes(column: Any) -> int:
-    """Return an upper limit for the bytes of one row of a column, without its name."""
-    if isinstance(column, Ragged):
-        return _row_bytes(column.values) * int(np.diff(column.offsets).max(initial=0)) + 16
-    if isinstance(column, Strings):
-        return int(np.diff(column.offsets).max(initial=0)) + 10
-    return 16
-
-
 def _feature(column: Any) -> _Messages:
-    """Return a column as `Feature` messages: a bytes, float or int64 list per row."""
+    """Return a column as `Feature` messages: a float or int64 list per row."""
     values = column.values if isinstance(column, Ragged) else column
-    elements, field, packed = _elements(values)
+    elements, kind = _elements(values)
     if isinstance(column, Ragged):
         flat, ends = _joined(elements, len(values))
         elements = _slices(flat, np.concatenate([[0], ends])[column.offsets])
-    if packed:
-        elements = _field(_FIELD_1, elements, omit_empty=True)
-    return _field(field, elements)
+    return _field(kind, _field(_FIELD_1, elements, omit_empty=True))
 
 
-def _elements(values: Any) -> tuple[_Messages, bytes, bool]:
-    """Return (a message per value, the tag of their kind of list, whether that list is packed)."""
-    if isinstance(values, Strings):
-        return _field(_FIELD_1, _slices(values.data, values.offsets)), _FIELD_1, False
+def _elements(values: np.ndarray) -> tuple[_Messages, bytes]:
+    """Return (a message per value, the tag of their kind of list)."""
     if values.dtype.kind == "f":
         raw = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(-1, 4)
-        return _Messages([(raw, ALL)], 4), _FIELD_2, True
+        return _Messages([(raw, ALL)], 4), _FIELD_2
     digits, mask, lengths = _varints(values)
-    return _Messages([(digits, mask)], lengths), _FIELD_3, True
+    return _Messages([(digits, mask)], lengths), _FIELD_3
 
 
 # ---- messages, all rows at a time ---------------------------------------------------------------

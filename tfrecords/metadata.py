@@ -6,7 +6,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ METADATA_FILE = "tfrecords.json"
 RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
-RECORD_EXTRA_BYTES = 16  # of a record in addition to its data: the length and two checksums
 
 Folder = str | os.PathLike[str]
 Files = Folder | Sequence[Folder]
@@ -33,7 +31,7 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
 
     Returns:
         {"form": one of the three, "rows": int, "files": int, "nbytes": int,
-        "columns": {name: [dtype of a value or "string", whether a row holds a list]}}, and
+        "columns": {name: [dtype of a value, whether a row holds a list]}}, and
         "batch_size" for "prebatched".
 
     Raises:
@@ -87,72 +85,17 @@ def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:
     return metadata
 
 
-def record_files(files: Files, form: str = "", schema: Schema | None = None) -> list[str]:
-    """Return the paths of TFRecord files; a folder must have the form and columns, if given."""
+def record_files(files: Files, form: str, schema: Schema) -> list[str]:
+    """Return the paths of TFRecord files; a folder must have the form and columns."""
     if isinstance(files, str | os.PathLike):
         if os.path.isdir(files):
-            if schema is not None:
-                metadata_of(files, form, schema)
+            metadata_of(files, form, schema)
             return sorted(str(path) for path in Path(files).glob(f"*{RECORDS_ENDING}"))
         files = [files]
     found = [path for pattern in files for path in sorted(glob.glob(os.fspath(pattern)))]
     if not found:
         raise FileNotFoundError(f"no TFRecord file at {[os.fspath(pattern) for pattern in files]}")
     return found
-
-
-def check_records(files: Files) -> int:
-    """Return the number of records of TFRecord files, having read and checked them all.
-
-    TensorFlow itself names no file when a record is damaged, and crashes on the length of a record
-    that someone forged. Check files that others wrote, once, before you train on them.
-
-    Args:
-        files: folder that a writer of this package wrote, TFRecord file, glob pattern, or list of
-            these.
-
-    Raises:
-        FileNotFoundError: if there is no file.
-        ValueError: if a record is damaged or cut off; names the file and the byte.
-
-    Example:
-        >>> import tempfile
-        >>> from tfrecords import write_examples
-        >>> from tutorlib import Chunk
-        >>> folder = tempfile.mkdtemp() + "/examples"
-        >>> _ = write_examples(Chunk({"x": np.arange(5)}), folder)
-        >>> check_records(folder)
-        5
-    """
-    import tensorflow as tf
-
-    count = 0
-    for path in record_files(files):
-        _check_lengths(path)
-        try:
-            count += sum(1 for _ in tf.data.TFRecordDataset(path))
-        except tf.errors.OpError as error:
-            reason = re.sub(r"{{.*?}}|\[Op:.*", "", error.message).strip()
-            raise ValueError(f"{path}: {reason}. Write it again with overwrite=True.") from error
-    return count
-
-
-def _check_lengths(path: str) -> None:
-    """Raise ValueError if the records of a file, by the lengths they begin with, do not fill it.
-
-    Source: tensorflow.org/tutorials/load_data/tfrecord: uint64 length, its checksum, data, theirs.
-    """
-    size, start = os.path.getsize(path), 0
-    with open(path, "rb") as file:
-        while start < size:
-            file.seek(start)
-            stop = start + int.from_bytes(file.read(8), "little") + RECORD_EXTRA_BYTES
-            if stop > size:
-                raise ValueError(
-                    f"{path}: the record at byte {start} should end at byte {stop}, but the file "
-                    f"has {size} bytes. Write it again with overwrite=True."
-                )
-            start = stop
 
 
 def cells_file(folder: Folder, metadata: Mapping[str, Any]) -> str:

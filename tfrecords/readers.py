@@ -65,7 +65,7 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
     Args:
         files: folder that `write_examples` wrote, TFRecord file, glob pattern, or list of these.
         batch_size: rows per batch, at least 1.
-        schema: columns to read, with exactly one label and no weight.
+        schema: columns to read, with exactly one label and no weight, as for every reader.
         options: those of `ReadOptions`.
 
     Returns:
@@ -90,18 +90,12 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
     Source: tensorflow.org/api_docs/python/tf/data/experimental/make_batched_features_dataset.
     """
     chosen = ReadOptions(**options)
-    labels, weights = schema.labels.names, schema.with_role("weight").names
-    if len(labels) != 1 or weights:
-        raise ValueError(
-            "make_batched_features_dataset takes exactly one label and no weight, got labels "
-            f"{labels} and weights {weights}. Use parsed_batches."
-        )
     dataset = tf.data.experimental.make_batched_features_dataset(
         record_files(files, "examples", schema),
         batch_size,
         _parsing_features(schema),
         reader=tf.data.TFRecordDataset,
-        label_key=labels[0],
+        label_key=_label(schema),
         num_epochs=1,
         shuffle=chosen.shuffle,
         shuffle_buffer_size=chosen.shuffle_buffer,
@@ -127,8 +121,7 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
         options: those of `ReadOptions`.
 
     Returns:
-        `tf.data.Dataset` of one epoch of (inputs, labels) or (inputs, labels, weights). Labels are
-        a dict if the schema has several; weights are [batch].
+        `tf.data.Dataset` of one epoch of (inputs, label).
 
     Raises:
         FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
@@ -205,8 +198,8 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         options: those of `ReadOptions`.
 
     Returns:
-        `tf.data.Dataset` of (inputs, labels) or (inputs, labels, weights), int32 and float32
-        [batch, 1], weights [batch]. Its cardinality is known.
+        `tf.data.Dataset` of (inputs, label), int32 and float32 [batch, 1]. Its cardinality is
+        known.
 
     Raises:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
@@ -267,8 +260,6 @@ def _parsing_features(schema: Schema) -> dict[str, Any]:
     """Return the features that `tf.io.parse_example` needs: {name: type and shape}."""
 
     def dtype(column: Column) -> Any:
-        if column.dtype == "string":
-            return tf.string
         return tf.float32 if np.dtype(column.dtype).kind == "f" else tf.int64
 
     return {
@@ -279,9 +270,20 @@ def _parsing_features(schema: Schema) -> dict[str, Any]:
     }
 
 
-def as_batch(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
-    """Return (inputs, labels) or (inputs, labels, weights), as the loader does."""
-    return _inputs(features, schema), *_targets(features, schema)
+def _label(schema: Schema) -> str:
+    """Return the name of the label; refuse other numbers of labels, and weights."""
+    labels, weights = schema.labels.names, schema.with_role("weight").names
+    if len(labels) != 1 or weights:
+        raise ValueError(
+            "these readers take exactly one label and no weight, got labels "
+            f"{labels} and weights {weights}. Select the columns, or use KerasSequenceLoader."
+        )
+    return labels[0]
+
+
+def as_batch(features: Mapping[str, Any], schema: Schema) -> tuple[Any, Any]:
+    """Return (inputs, label), as the loader does."""
+    return _inputs(features, schema), features[_label(schema)]
 
 
 def _inputs(features: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
@@ -297,14 +299,6 @@ def _inputs(features: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
             ragged = features[column.name]
             inputs |= {values: ragged.values[:, None], nnzs: ragged.row_lengths()[:, None]}
     return inputs
-
-
-def _targets(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
-    """Return (labels,) or (labels, weights): a tensor, or a dict of several labels; weights [n]."""
-    labels = {name: features[name] for name in schema.labels.names}
-    target = next(iter(labels.values())) if len(labels) == 1 else labels or None
-    weights = [features[name][:, 0] for name in schema.with_role("weight").names]
-    return target, *weights
 
 
 def with_length(batches: Any, rows: int, batch_size: int, *, drop_last: bool) -> Any:

@@ -76,9 +76,9 @@ def write_examples(
 ) -> Written:
     """Write rows, in order, as TFRecord files with one `tf.train.Example` per row.
 
-    Integers become int64 lists, floating point becomes float32 lists, strings become bytes lists; a
-    scalar is a list of one. Rows are encoded thousands at a time: one core writes 100 thousand
-    rows/s of 40 columns, eight times as many as with one protobuf object per row.
+    Integers become int64 lists, floating point becomes float32 lists; a scalar is a list of one.
+    Rows are encoded thousands at a time: one core writes 100 thousand rows/s of 40 columns, eight
+    times as many as with one protobuf object per row.
 
     Args:
         source: `ParquetSource`, or what it takes (file, folder, glob pattern, list of these); or
@@ -93,7 +93,8 @@ def write_examples(
     Raises:
         FileExistsError: if the folder exists and `overwrite` is False, or it is not a folder that
             this package wrote.
-        ValueError: if a column has nulls or an integer outside int64; names the row group.
+        ValueError: if a column holds strings, nulls or an integer outside int64; names the row
+            group.
 
     Example:
         >>> import tempfile
@@ -209,12 +210,11 @@ class _Form:
                 "write_examples, or leave it out (columns=)."
             )
         if isinstance(values, Strings):
-            if self.name != "examples":
-                raise ValueError(
-                    f"column {name!r}: strings have no fixed width. Turn them into ids first "
-                    "(Categorify or HashBucket in a Workflow), or use write_examples."
-                )
-        elif values.dtype.kind in "iu":
+            raise ValueError(
+                f"column {name!r}: these formats hold numbers. Turn strings into ids first "
+                "(Categorify or HashBucket in a Workflow)."
+            )
+        if values.dtype.kind in "iu":
             _check_range(name, values, np.iinfo(np.int32 if self.of_cells else np.int64))
 
 
@@ -263,10 +263,9 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
 
 
 def _type(column: Any) -> list[Any]:
-    """Return [dtype of a value or "string", whether a row holds a list]."""
-    values = column.values if isinstance(column, Ragged) else column
-    is_text = isinstance(values, Strings)
-    return ["string" if is_text else values.dtype.name, isinstance(column, Ragged)]
+    """Return [dtype of a value, whether a row holds a list]."""
+    is_list = isinstance(column, Ragged)
+    return [(column.values if is_list else column).dtype.name, is_list]
 
 
 def _chunks(

@@ -198,52 +198,20 @@ def read_criteo(folder: Path) -> None:
     criteo.raw_to_parquet(folder / "raw", folder / "parquet")
 
 
-def labelled() -> Any:
-    from tutorlib.schema import Column, Schema
-
-    inputs = [Column("id", "categorical"), Column("x", "continuous", "float32")]
-    return Schema([*inputs, Column("label", "label", "float32")])
-
-
-def make_tfrecords(folder: Path) -> None:
-    import tfrecords
-
-    table = rows().select(["id", "label"]).append_column("x", rows()["label"])
-    tfrecords.write_examples(table, folder / "examples", rows_per_file=100)
-    tfrecords.write_prebatched(table, folder / "prebatched", batch_size=8)
-    tfrecords.write_raw(table, folder / "raw")
-
-
-def read_tfrecords(folder: Path) -> None:
-    import tensorflow as tf
-
-    import tfrecords
-
-    for name in ("examples", "prebatched"):
-        tfrecords.check_records(folder / name)
-    for dataset in (
-        tfrecords.parsed_batches(folder / "examples", 8, labelled()),
-        tfrecords.prebatched_dataset(folder / "prebatched", labelled()),
-        tfrecords.raw_columns(folder / "raw", 8, labelled()),
-    ):
-        try:
-            for _ in dataset:
-                pass
-        except tf.errors.OpError as error:  # the records are whole, but not what is told of them
-            raise ValueError(f"{folder}: {error}") from error
-
-
 def loader_and_model(folder: Path) -> Any:
     import keras
 
     from tutorlib.loader import KerasSequenceLoader
+    from tutorlib.schema import Column, Schema
 
+    inputs = [Column("id", "categorical"), Column("x", "continuous", "float32")]
+    schema = Schema([*inputs, Column("label", "label", "float32")])
     pq.write_table(rows().select(["id", "label"]).append_column("x", rows()["label"]),
                    folder / "rows.parquet", row_group_size=50)  # fmt: skip
     x = keras.Input((1,), name="x")
     model = keras.Model({"x": x}, keras.layers.Dense(1)(x))
     model.compile("adam", "mse", run_eagerly=True)
-    return KerasSequenceLoader(folder / "rows.parquet", 8, schema=labelled()), model
+    return KerasSequenceLoader(folder / "rows.parquet", 8, schema=schema), model
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -264,7 +232,7 @@ def read_checkpoint(folder: Path) -> None:
         model.train_on_batch(*next(iter(loader)))
 
 
-TARGETS = ("parquet", "workflow", "criteo", "tfrecords", "checkpoint")
+TARGETS = ("parquet", "workflow", "criteo", "checkpoint")
 
 
 # ---- cases -------------------------------------------------------------------------------------
@@ -344,7 +312,7 @@ def main(seed: str, cases: int, names: list[str]) -> int:
     """Attack the targets; return the number of failures."""
     failures = 0
     for name in names:
-        if name in ("tfrecords", "checkpoint"):
+        if name == "checkpoint":
             importlib.import_module("tensorflow")  # once, in place of in every process
         make, read = globals()[f"make_{name}"], globals()[f"read_{name}"]
         with tempfile.TemporaryDirectory(prefix="attack-") as place:
