@@ -52,8 +52,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Make MovieLens ready for training: train/, valid/, movies/, workflow/.
 
-    Downloads an archive from GroupLens (1 MB or 262 MB, with checksum, resumable) unless a source
-    is given.
+    Downloads an archive from GroupLens (1 MB or 262 MB, with checksum) unless a source is given.
 
     Args:
         output: output folder.
