@@ -48,6 +48,14 @@ def test_an_output_is_made_once_and_other_settings_are_refused_by_name(tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[1]", '{"settings": {}}', '"\\ud800"'])
+def test_settings_that_were_changed_are_refused_by_name(tmp_path, text):
+    make(tmp_path / "out", {})
+    (tmp_path / "out/_settings.json").write_text(text)
+    with pytest.raises(DataPrepError, match=r"_settings\.json (is not JSON|was not written)"):
+        read_settings(tmp_path / "out")
+
+
 def test_what_exists_is_replaced_only_with_overwrite(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train/thesis.txt").write_text("mine")
@@ -172,11 +180,3 @@ def test_every_command_shows_its_terms(tmp_path, capsys):
         assert terms in printed.out
         assert "nowhere" in printed.err
         assert printed.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", [[], ["synthetic"], ["synthetic", "criteo"], ["criteo"]])
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
-    assert ended.value.code == 0
-    assert "usage: python -m data_prep" in capsys.readouterr().out
