@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import etl, figures, front_page, ladder, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
-from benchmarks.data import TIME, column_sums, copied, criteo_shape, files_of
+from benchmarks.data import TIME, column_sums, criteo_shape, files_of
 from benchmarks.ladder import LADDER
 from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
@@ -129,16 +129,6 @@ def test_every_reader_delivers_exactly_the_rows_of_the_files(folder):
         assert kept == ("not shuffled" in way.name), (section, way.name)
 
 
-def test_plain_files_hold_the_same_rows_as_int64_with_dictionary_and_snappy(folder):
-    data = criteo_shape(folder, ROWS)
-    plain, fast = files_of(data.plain), files_of(data.parquet)
-    assert column_sums(plain) == column_sums(fast)
-    column = pq.read_metadata(plain[0]).row_group(0).column(0)
-    assert (column.compression, column.physical_type) == ("SNAPPY", "INT64")
-    assert column.has_dictionary_page
-    assert len(files_of(copied(data.parquet, 3))) == 3 * len(fast)
-
-
 @pytest.mark.parametrize("name", figures.PICTURES)
 def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_path):
     benchmark, draw = figures.PICTURES[name]
@@ -210,16 +200,6 @@ def test_the_lessons_have_the_settings_of_the_ladder(root):
     assert LADDER.options["batch_size"][0] == TRAIN.options["batch_size"][0] == 4096
 
 
-def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("no table")
-    words = ["--results", str(tmp_path), "--images", str(tmp_path)]
-    for option in ("--page", "--speed-page", "--gpu-page", "--readme"):
-        words += [option, str(page)]
-    with pytest.raises(SystemExit, match="python -m benchmarks loader"):
-        main(["figures", *words])
-
-
 def test_tables_on_pages_are_those_of_the_results(root):
     pages = {
         "benchmarks/README.md": "table",
@@ -237,14 +217,6 @@ def test_the_moving_picture_is_that_of_lesson_00s_page(root, tmp_path):
         committed = root / "imgs" / path.name
         assert path.read_bytes() == committed.read_bytes(), f"make figures renews {path.name}"
         assert len(path.read_bytes()) < 300_000
-
-
-def test_the_moving_picture_is_still_where_less_motion_is_preferred_and_needs_no_script(root):
-    for path in root.glob("imgs/waiting_*.svg"):
-        text = path.read_text(encoding="utf-8")
-        still, moving = text.split("@media screen and (prefers-reduced-motion:no-preference){")
-        assert "animation" not in still + moving.partition("</style>")[2]
-        assert not re.search(r"<script|<animate|@import|https?://(?!www\.w3\.org/2000/svg)", text)
 
 
 # ---- what makes a measurement honest: turns, clocks, equal rows and values, named failures -------
@@ -339,13 +311,6 @@ def test_what_a_shuffle_is_worth():
         assert worth(moments) == pytest.approx(expected, rel=0.4)
 
 
-def test_a_way_that_varies_by_more_than_15_percent_is_marked(measured):
-    result = measured("loader")
-    steady, shaky = ({**result["ways"][0], "elapsed_s": [1.0, last]} for last in (1.1, 1.3))
-    said = measure.table({**result, "ways": [steady, shaky], "claims": []})
-    assert all(text in said for text in ("10%", "26% (!)", "(!) 1 ways vary by more than 15%"))
-
-
 def test_a_batch_whose_tensors_differ_in_rows_is_refused():
     import tensorflow as tf
 
@@ -360,18 +325,6 @@ def test_a_batch_whose_tensors_differ_in_rows_is_refused():
     assert consume(ids.map(lambda row: ({"a": row}, row))).rows == 5
     with pytest.raises(tf.errors.InvalidArgumentError):
         consume(ids.map(lambda row: ({"a": row}, row[:1])))
-
-
-def test_an_epoch_of_fit_has_the_rows_that_the_loss_counted():
-    import keras
-
-    inputs = keras.Input((1,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    done = measure.fit_epoch(model, np.ones((10, 1)), np.ones((10, 1)), batch_size=4)
-    assert done.rows == 10
-    assert done.values["loss"] > 0
-    assert done.elapsed_s > 0
 
 
 def test_anonymous_memory_counts_until_it_is_freed_and_mapped_files_do_not(tmp_path):

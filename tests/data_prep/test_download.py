@@ -8,7 +8,6 @@ import zipfile
 import pytest
 
 from data_prep import adult, download, movielens
-from data_prep.__main__ import main
 from data_prep.output import DataPrepError
 
 CONTENT = bytes(range(256)) * 4_000  # 1 MB
@@ -69,16 +68,6 @@ def test_what_is_not_whole_is_refused_by_its_address(server, tmp_path, name, sha
     with pytest.raises(DataPrepError, match=message):
         download.download(f"{server.url}/{name}", tmp_path / name, sha256)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_server_is_one_line_with_the_remedy(server, tmp_path, monkeypatch, capsys):
-    server.server_close()  # nothing listens there any more
-    monkeypatch.setattr(movielens, "BASE_URL", server.url)
-    assert main(["movielens", "--output", str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "no download" in error
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_archives_and_files_are_downloaded_checked_and_unpacked_once(server, tmp_path):

@@ -16,9 +16,6 @@ from data_prep.synthetic_adult import write_adult
 from data_prep.synthetic_criteo import (
     CARDINALITIES,
     COLUMN_NAMES,
-    column_sizes,
-    draw_block,
-    hex_values,
 )
 from data_prep.synthetic_movielens import GENRES, NO_GENRES
 from data_prep.synthetic_nhot import LIST_NAMES, ONE_HOT_NAMES, cardinalities
@@ -113,16 +110,6 @@ def test_click_logs_have_the_real_format_and_shape(drawn):
     assert 0.1 < len(later - set(data["C20"])) / len(later) < 0.9  # new ids every day
 
 
-def test_blocks_can_be_drawn_in_any_order_and_no_two_ids_share_a_value():
-    sizes = column_sizes(1.0)
-    assert sizes == list(CARDINALITIES)
-    later = draw_block(1, 2, 5, sizes).table
-    draw_block(1, 2, 4, sizes)
-    assert draw_block(1, 2, 5, sizes).table.equals(later)
-    for column in (0, 25):  # as far as the largest column goes
-        assert (np.diff(np.sort(hex_values(np.arange(200_000) * 40, column))) > 0).all()
-
-
 def test_ratings_and_films_have_the_schema_of_movielens(drawn):
     folder = drawn["movielens"]
     ratings = pd.read_csv(folder / "ratings.csv")
@@ -184,19 +171,6 @@ def test_people_of_the_census_make_sense(tmp_path):
     idle = people["workclass"].isna() | people["workclass"].eq("Never-worked")
     assert people["occupation"].isna().equals(idle)
     assert abs(share["sex"]["Male"] - share["sex"]["Female"]) < 0.02  # no such bias is taught
-
-
-def test_people_watch_what_suits_their_taste(drawn):
-    """So a film by a user's favourite genre is rated more often, as well as higher."""
-    folder = drawn["movielens"]
-    films = pd.read_csv(folder / "movies.csv").set_index("movieId")["genres"]
-    ratings = pd.read_csv(folder / "ratings.csv")
-    has_it = ratings["movieId"].map(films).str.contains("Drama")
-    ratings = ratings.assign(drama=has_it)
-    users = ratings.groupby("userId").filter(lambda rows: 50 <= len(rows)).groupby("userId")
-    watched = users["drama"].mean()
-    means = ratings.groupby(["userId", "drama"])["rating"].mean().unstack().loc[watched.index]
-    assert np.corrcoef(watched, means[True] - means[False])[0, 1] > 0.4
 
 
 def test_bayes_statistics_are_those_of_the_definition():

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.backends import run
 from tutorlib.columns import Chunk
 from tutorlib.layers import DenseFeatures, keras_inputs
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
@@ -100,17 +99,3 @@ def test_a_name_that_keras_refuses_is_refused_with_a_rename_that_works(names):
     trained(WideAndDeep(columns(made.names), [4]), "adam", batch(made.names))
     if len(names) > 1:  # stacked batches have no names of columns
         DLRM(columns(names), 2, [4], [4], batch_layout="stacked")
-
-
-def test_columns_of_any_name_train_on_jax(tmp_path):
-    code = """
-from tests.layers.test_names import LABELS, LISTS, NAMES, batch, columns, trained
-from tutorlib.models import WideAndDeep
-for lists in (False, True):
-    model = trained(WideAndDeep(columns(NAMES, lists), [4]), "adam", batch(NAMES, lists))
-    model.save(f"{folder}/model.keras")
-    again = keras.models.load_model(f"{folder}/model.keras")
-    assert all((a == b).all() for a, b in zip(model.get_weights(), again.get_weights()))
-print(json.dumps({"trained": True}))
-"""
-    assert run("jax", str(tmp_path), code) == {"trained": True}

@@ -14,7 +14,6 @@ from tutorlib.workflow import Workflow
 
 EACH = pytest.mark.parametrize("name", CASES)
 GROUP_ROWS = 9  # 34 row groups, so that the merge has three levels
-IN_FEW = ["Categorify", "Normalize", "a chain"]
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +74,3 @@ def test_the_chunk_is_left_as_it_is_and_any_rows_of_it_become_the_same(name, in_
     for start, stop in ((0, 0), (50, 51), (51, 120)):
         part = in_memory[name].transform(rows.slice(start, stop))
         assert str(part.to_arrow()) == str(whole.slice(start, stop).to_arrow())
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with distributed.LocalCluster(**options) as running, distributed.Client(running) as client:
-        yield client
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in IN_FEW else pytest.mark.slow) for n in CASES],
-)
-def test_a_cluster_learns_what_threads_learn(name, in_memory, path, cluster):
-    fitted = CASES[name].fitted(path, client=cluster)
-    assert learned(fitted) == learned(in_memory[name])

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -294,18 +293,6 @@ def test_a_bar_counts_every_row_of_every_pass(tmp_path, capsys):
     for label in ("fit, pass 1", "fit, pass 2", "transform"):  # the prices are normalized twice
         assert f"{label}: 100%" in shown
     assert "1.00k/1.00k" in shown
-
-
-def test_many_threads_may_count_at_once(capsys):
-    with row_bar("rows", 8000, progress=True) as done:
-        threads = [
-            threading.Thread(target=lambda: [done(1) for _ in range(1000)]) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert "8.00k/8.00k" in capsys.readouterr().err
 
 
 def test_without_tqdm_it_is_silent_unless_it_is_asked_for(monkeypatch):

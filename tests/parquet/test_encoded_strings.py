@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support.ops_strategies import FEW, TEXTS
 from tutorlib.columns import (
-    Chunk,
     Masked,
     column_from_arrow,
     column_to_arrow,
@@ -102,25 +101,6 @@ def test_a_file_that_stays_open_is_not_lent_to_who_reads_its_texts_otherwise(tmp
         column = source.table(0, ["t"])["t"]
         assert pa.types.is_dictionary(column.type) == (source is encoded)
         assert column.to_pylist() == WORDS
-
-
-@FEW
-@given(st.lists(TEXTS, min_size=1, max_size=40), st.integers(1, 9))
-def test_ops_make_the_same_of_encoded_texts(texts, buckets):
-    array = pa.array(texts, pa.string())
-    plain, encoded = Chunk({"t": column_from_arrow(array)}), Chunk({"t": encoded_column(array)})
-    for group in (
-        ["t"] >> Categorify(),
-        ["t"] >> Categorify(vocabularies={"t": ["a", "zz", "Müller"]}),
-        ["t"] >> FillMissing("b") >> Categorify(freq_threshold=2),
-        ["t"] >> HashBucket(buckets),
-        ["t"] >> FillMissing("b"),
-    ):
-        fitted = Workflow(group).fit(plain)
-        assert Workflow(group).fit(encoded).fingerprint == fitted.fingerprint
-        one, other = fitted.transform(plain), fitted.transform(encoded)
-        for name in one:
-            assert one[name].tolist() == other[name].tolist()
 
 
 def test_texts_that_pass_through_come_out_as_ever(tmp_path):

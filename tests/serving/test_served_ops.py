@@ -15,7 +15,7 @@ from tests.support.ops_served import Served
 from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.hashing import hash_integers, to_buckets
-from tutorlib.ops import Clip, FillMissing, LogOp, Normalize, Rename
+from tutorlib.ops import Clip, FillMissing, Normalize
 from tutorlib.serving import tensors as hashing_tf
 from tutorlib.workflow import Workflow
 
@@ -70,21 +70,6 @@ def test_the_layer_equals_transform_to_the_last_bit(name):
     served.check(chunk().slice(0, 0))
     for seed in range(3):
         served.check(strange_rows(seed))
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_the_layer_equals_transform_on_many_numbers():
-    generator = np.random.default_rng(0)
-    bits = generator.integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32)
-    bits = bits[np.abs(bits) >= SMALLEST]
-    rows = Chunk({"x": bits, "n": np.arange(len(bits)) * 7})
-    learned = Chunk({"x": np.array([2.0, 3.5], np.float32), "n": np.arange(2)})
-    groups = [
-        ["x"] >> Normalize() >> Rename(postfix="_scaled"),
-        ["x"] >> Clip(min_value=0) >> FillMissing(0) >> LogOp() >> Rename(postfix="_log"),
-        ["n"] >> LogOp(),
-    ]
-    Served(Workflow(*groups), learned).check(rows)
 
 
 def test_numbers_next_to_zero_count_as_zero():

@@ -153,13 +153,6 @@ def test_every_op_of_this_library_but_that_of_labels_has_a_served_version():
     } - {"a"}
 
 
-def test_an_op_that_cannot_be_served_is_refused_with_the_reason():
-    workflow = Workflow(["a"] >> Squared()).fit(Chunk({"a": np.arange(3.0)}))
-    reason = r"Squared of the columns \['a'\] has no TensorFlow version in .*SERVED"
-    with pytest.raises(ValueError, match=f"cannot be served: .*{reason}"):
-        workflow.to_keras()
-
-
 def test_wrong_choices_and_an_unfitted_workflow_are_refused():
     workflow = workflow_of_all_kinds()
     with pytest.raises(ValueError, match="Call fit"):

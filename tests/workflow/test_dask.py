@@ -43,6 +43,7 @@ def source(tmp_path_factory):
 
 def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_path):
     fitted = workflow().fit(source)
+    assert workflow().fit(source, two_workers).fingerprint == fitted.fingerprint
     options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
     threads = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
     workers = fitted.transform_to_parquet(
