@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.backends import both, run
 from tutorlib.layers import DenseFeatures
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
 from tutorlib.schema import Column, Schema
@@ -217,26 +216,3 @@ def test_dlrm_refuses_lists_no_ids_and_a_single_feature():
         DLRM(SCHEMA.continuous)
     with pytest.raises(ValueError, match="at least two"):
         DLRM(SCHEMA.select(["C9"]))
-
-
-TRAINING = """
-from tutorlib.models import *
-losses = {}
-rng = np.random.default_rng(0)
-x = {"c": rng.integers(0, 9, (256, 1)), "d": rng.integers(0, 9, (256, 1))}
-x["x"] = rng.normal(size=(256, 1)).astype("float32")
-y = (x["c"] % 2 + x["x"] > 0.5).astype("float32")
-for make, units in {DLRM: (4, [8], [8]), WideAndDeep: ([8],)}.items():
-    keras.utils.set_random_seed(0)
-    model = make(scalars, *units)
-    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
-    history = model.fit(x, y, batch_size=64, epochs=6, verbose=0).history["loss"]
-    losses[make.__name__] = [history[0], history[-1]]
-print(json.dumps(losses))
-"""
-
-
-@both
-def test_the_models_learn_on_other_backends(backend, tmp_path):
-    for name, (first, last) in run(backend, str(tmp_path), TRAINING).items():
-        assert last < 0.7 * first, name

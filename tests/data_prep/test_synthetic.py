@@ -1,6 +1,5 @@
 """Synthetic data: the same from the same seed, in the real format, and worth learning from."""
 
-import csv
 import math
 
 import numpy as np
@@ -17,10 +16,6 @@ from data_prep.synthetic_criteo import (
     CARDINALITIES,
     COLUMN_NAMES,
 )
-from data_prep.synthetic_movielens import GENRES, NO_GENRES
-from data_prep.synthetic_nhot import LIST_NAMES, ONE_HOT_NAMES, cardinalities
-from tutorlib.parquet import ParquetSource
-from tutorlib.schema import Schema
 
 KINDS = {  # {kind: (arguments, share of label 1, least AUC of the best model)}
     "criteo": ("--rows 60000 --days 2", (0.2, 0.3), 0.78),
@@ -108,45 +103,6 @@ def test_click_logs_have_the_real_format_and_shape(drawn):
     assert {i: data[f"C{i + 1}"].nunique() for i in small} == small
     later = set(read_clicks(drawn["criteo"] / "day_1.tsv")["C20"].dropna())
     assert 0.1 < len(later - set(data["C20"])) / len(later) < 0.9  # new ids every day
-
-
-def test_ratings_and_films_have_the_schema_of_movielens(drawn):
-    folder = drawn["movielens"]
-    ratings = pd.read_csv(folder / "ratings.csv")
-    assert list(ratings) == ["userId", "movieId", "rating", "timestamp"]
-    assert len(ratings) == 30_000
-    keys = ratings[["userId", "movieId"]]
-    assert not keys.duplicated().any()
-    assert keys.equals(keys.sort_values(["userId", "movieId"], ignore_index=True))
-    assert set(ratings["rating"]) <= {half / 2 for half in range(1, 11)}
-    for name in ("userId", "movieId"):
-        counts = ratings[name].value_counts()
-        assert counts.iloc[: len(counts) // 10].sum() > 0.22 * len(ratings)
-    assert (folder / "ratings.csv").read_text().splitlines()[1].split(",")[2].count(".") == 1
-    with open(folder / "movies.csv", encoding="utf-8", newline="") as file:
-        movies = list(csv.DictReader(file))
-    genres = [set(movie["genres"].split("|")) for movie in movies]
-    assert set().union(*genres) == {*GENRES, NO_GENRES}
-    assert not any(NO_GENRES in names and len(names) > 1 for names in genres)
-    assert any(", The (" in movie["title"] for movie in movies)
-    assert any('"' in movie["title"] for movie in movies)
-    assert set(ratings["movieId"]) <= {int(movie["movieId"]) for movie in movies}
-
-
-def test_nhot_rows_hold_what_their_schema_says(drawn):
-    folder = drawn["nhot"] / "train"
-    schema, data = Schema.load(folder / "_schema.json"), pd.read_parquet(folder)
-    assert [column.name for column in schema if column.multi_hot] == list(LIST_NAMES)
-    assert {c.name: c.cardinality for c in schema.categorical} == cardinalities(0.01)
-    source = ParquetSource(folder)
-    assert {c.name: (c.dtype, c.multi_hot) for c in schema} == source.column_types
-    for name in ONE_HOT_NAMES:
-        assert data[name].between(0, schema[name].cardinality - 1).all()
-    for name in LIST_NAMES:
-        assert (data[name].map(len).min(), data[name].map(len).max()) == (0, 10)
-        assert all(len(set(ids)) == len(ids) for ids in data[name])
-        assert np.concatenate(data[name].to_list()).max() < schema[name].cardinality
-    assert data[schema.continuous.names].std().between(0.9, 1.2).all()
 
 
 def test_adult_files_have_the_form_of_the_published_ones(drawn):

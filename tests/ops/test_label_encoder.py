@@ -145,18 +145,6 @@ def test_probabilities_of_several_classes_become_classes_in_every_form(form):
     assert ENCODER.decode("y", FORMS[form]).tolist() == ["b", "a"]
 
 
-def test_a_softmax_is_decoded_from_the_table_of_predictions(census):
-    workflow = Workflow(["x"] >> Normalize(), ["kind"] >> LabelEncoder()).fit(census)
-    loader = KerasSequenceLoader(census, 16, ["kind"], shuffle=False).map(workflow)
-    inputs = {"x": keras.Input((1,), name="x")}
-    model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(inputs["x"]))
-    best = model.predict(loader, verbose=0).argmax(axis=1)
-    want = np.array([5, 7, 9])[best].tolist()
-    column = loader.predict(model, verbose=0)["prediction"]
-    for predictions in (column, column.to_numpy(), column.to_pylist()):
-        assert workflow.decode("kind", predictions).tolist() == want
-
-
 @pytest.mark.parametrize(
     "empty", [np.zeros(0, int), np.zeros((0, 3)), pa.array([], pa.list_(pa.float32(), 3))]
 )

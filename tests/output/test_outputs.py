@@ -16,7 +16,6 @@ from tutorlib.output import (
     new_file,
     new_folder,
     refuse_existing,
-    refuse_overlap,
 )
 
 
@@ -258,21 +257,6 @@ def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path):
         assert os.listdir(tmp_path / name) == ["new"]
     assert (tmp_path / "real/thesis.txt").exists()
     assert sorted(os.listdir(tmp_path)) == ["dangling", "out", "real"]
-
-
-@pytest.mark.parametrize(
-    "target", ["data", "data/raw", "data/raw/a.parquet", "data/raw/out/b", "."]
-)
-def test_an_output_that_contains_or_is_inside_an_input_is_refused(tmp_path, target, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    thesis_in(tmp_path / "data/raw")
-    (tmp_path / "data/raw/a.parquet").touch()
-    with pytest.raises(ValueError, match="overlaps the input data/raw"):
-        refuse_overlap(target, ["data/raw", "data/raw/a.parquet"])
-    with pytest.raises(ValueError, match="overlaps the input"):
-        refuse_overlap(tmp_path / target, ["data/raw"])
-    refuse_overlap("data/ready", ["data/raw", "data/raw/a.parquet", "s3://bucket/data"])
-    refuse_overlap("data/raw/out", ["data/raw/a.parquet"])
 
 
 @pytest.mark.parametrize("write", [new_folder, new_file])

@@ -285,7 +285,7 @@ def model_and_workflow_of(name, values):
 )
 @pytest.mark.parametrize(
     "name",
-    ["é", "a b", "_x", "a/b", "a.b", "9x", "in", "self", "", "a\n"],
+    ["é", "a b", "9x", "self", ""],
 )
 def test_a_column_whose_name_no_signature_can_have_is_refused_by_name(tmp_path, name):
     model, workflow = model_and_workflow_of(name, np.array([1.0, 2.0]))
@@ -296,7 +296,7 @@ def test_a_column_whose_name_no_signature_can_have_is_refused_by_name(tmp_path, 
 
 
 @pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
-@pytest.mark.parametrize("name", ["a__b", "x9", "inputs", "training", "x" * 200])
+@pytest.mark.parametrize("name", ["a__b", "inputs", "training"])
 def test_a_signature_takes_a_column_by_its_name(tmp_path, name):
     model, workflow = model_and_workflow_of(name, np.array([1.0, 2.0]))
     path = export_serving(model, workflow, tmp_path / "served")

@@ -10,7 +10,6 @@ from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
 from tutorlib.columns import Chunk
 from tutorlib.layers import DenseFeatures
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.models import keras_inputs
 from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize, Rename
 from tutorlib.parquet import ParquetError
 from tutorlib.schema import Column, Schema
@@ -185,21 +184,6 @@ def test_loaders_with_other_labels_change_nothing_of_the_workflow_and_share_it(c
         features[label] = set(loader.schema.features.names)
     assert features == {"y": {"C1", "I1", "w", "click"}, "click": {"C1", "I1", "y"}}
     assert (fitted.fingerprint, repr(vars(fitted))) == before
-
-
-def test_rows_without_the_labels_and_weight_that_a_workflow_names_are_scored(clicks, tmp_path):
-    whole = pq.read_table(clicks).add_column(0, "y", pa.array(np.arange(200) % 2))
-    groups = [IDS, ["I1"] >> Normalize(), ["y", "w"]]
-    fitted = Workflow(*groups, label_names=["y"], weight_name="w").fit(whole)
-    loader = KerasSequenceLoader(whole, 50, shuffle=False, id_names=["C2"]).map(fitted)
-    inputs = keras_inputs(loader.schema)
-    model = keras.Model(inputs, keras.layers.Dense(1)(DenseFeatures(loader.schema)(inputs)))
-    want = loader.predict(model, verbose=0)
-    rows = whole.drop_columns(["y", "w"])
-    scored = KerasSequenceLoader(rows, 50, shuffle=False, id_names=["C2"]).map(fitted)
-    assert scored.predict(model, verbose=0).equals(want)
-    written = fitted.transform_to_parquet(rows, tmp_path / "out")
-    assert KerasSequenceLoader(written, 50).schema.names == ["C1", "I1"]
 
 
 def test_a_missing_column_that_may_be_a_label_is_refused_with_the_remedy(clicks, tmp_path):

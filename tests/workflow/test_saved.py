@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import json
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.workflow_rows import rows, same, workflow
+from tests.support.workflow_rows import rows, workflow
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, ColumnOp, LabelEncoder, Normalize, Op
@@ -23,26 +21,6 @@ from tutorlib.workflow import Workflow
 from tutorlib.workflow.saved import FILE
 
 DATA = Chunk({"x": np.array([1.0, 2.0])})
-
-
-def test_a_workflow_loaded_in_another_process_transforms_to_the_same_bits(tmp_path):
-    table = rows()
-    pq.write_table(table, tmp_path / "rows.parquet")
-    fitted = workflow().fit(table)
-    fitted.save(tmp_path / "workflow")
-    code = (
-        "import pickle, sys; from tutorlib.workflow import Workflow\n"
-        "import pyarrow.parquet as pq\n"
-        "w = Workflow.load(sys.argv[1]); rows = pq.read_table(sys.argv[2])\n"
-        "pickle.dump(w.transform(rows), open(sys.argv[3], 'wb'))\n"
-        "print(w.fingerprint, w.output_schema.to_json())"
-    )
-    paths = [tmp_path / "workflow", tmp_path / "rows.parquet", tmp_path / "out"]
-    run = [sys.executable, "-c", code, *map(str, paths)]
-    printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    assert printed.strip() == f"{fitted.fingerprint} {fitted.output_schema.to_json()}"
-    with open(tmp_path / "out", "rb") as file:
-        assert same(pickle.load(file), fitted.transform(table))
 
 
 def test_a_loaded_workflow_keeps_its_settings_and_can_be_fitted_again(tmp_path):

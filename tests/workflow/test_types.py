@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.support.workflow_rows import all_rows, same
 from tutorlib import KerasSequenceLoader, Workflow
-from tutorlib.columns import Chunk, Masked, converted
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     Categorify,
     FillMissing,
@@ -192,11 +192,3 @@ def test_types_fitted_on_a_chunk_take_times_with_and_without_a_zone():
     fitted = Workflow(["day"] >> Categorify()).fit(Chunk.from_arrow(table()))
     for kind in (pa.timestamp("us"), pa.timestamp("ms", "UTC")):
         assert fitted.transform(table(day=kind))["day"].tolist() == WANTED["day_id"].tolist()
-
-
-def test_a_null_has_no_value_that_could_be_refused():
-    times = np.array([5_000, 1, -1_000], "datetime64[ns]")
-    column = Masked(times, np.array([True, False, True]))
-    made = converted(column, ("datetime64[us]", False))
-    assert made.values.view(np.int64)[[0, 2]].tolist() == [5, -1]
-    assert made.valid.tolist() == [True, False, True]

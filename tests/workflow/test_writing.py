@@ -273,7 +273,8 @@ def start(*arguments):
 
 def test_a_killed_run_leaves_nothing_at_the_target_and_the_same_call_writes_it(tmp_path):
     source = write(tmp_path / "rows.parquet", rows(20_000), 3000)
-    saved = workflow().fit(source).save(tmp_path / "saved")
+    fitted = workflow().fit(source)
+    saved = fitted.save(tmp_path / "saved")
     target = tmp_path / "out"
     for parts in (0, 1, 5):
         process = start(saved, source, target)
@@ -285,9 +286,11 @@ def test_a_killed_run_leaves_nothing_at_the_target_and_the_same_call_writes_it(t
         assert not target.exists()
         for left in tmp_path.glob("_out.*.partial"):
             shutil.rmtree(left)
-    for folder in (target, tmp_path / "undisturbed"):
-        assert start(saved, source, folder).wait() == 0
-    assert contents(target) == contents(tmp_path / "undisturbed")
+    assert start(saved, source, target).wait() == 0
+    split = split_rows(source, {"train": 0.8, "valid": 0.2}, seed=1)
+    options = {"row_group_rows": 500, "rows_per_file": 1000, "shuffle_seed": 4}
+    undisturbed = fitted.transform_to_parquet(split, tmp_path / "undisturbed", **options)
+    assert contents(target) == contents(undisturbed)
 
 
 def test_an_error_in_one_part_file_stops_all_threads_and_is_raised(tmp_path):
