@@ -115,19 +115,6 @@ def test_ops_and_serving_tell_strings_of_equal_hash_apart():
     np.testing.assert_array_equal(np.ravel(served["c"]), ids)
 
 
-def test_buckets_are_in_range_and_even():
-    hashes = hash_integers(np.arange(100_000))
-    want = [((h >> 32) * 7) >> 32 for h in hashes[:50].tolist()]
-    buckets = to_buckets(hashes, 7)
-    assert buckets[:50].tolist() == want
-    counts = np.bincount(buckets, minlength=7)
-    assert len(counts) == 7
-    assert np.abs(counts / (100_000 / 7) - 1).max() < 0.03
-    largest = to_buckets(np.array([MASK, 0], np.uint64), 2**31 - 1)
-    assert largest.tolist() == [2**31 - 2, 0]
-    assert largest.dtype == np.int32
-
-
 @FEW
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True), st.lists(integers, min_size=1))
 def test_key_index_finds_what_a_dict_finds(keys, wanted):
@@ -141,11 +128,3 @@ def test_key_index_compares_signed_and_unsigned_integers_as_numbers():
     signed, unsigned = np.array([0, 1, -1]), np.array([0, 1, MASK], np.uint64)
     assert KeyIndex(signed).find(unsigned).tolist() == [1, 2, 0]
     assert KeyIndex(unsigned).find(signed).tolist() == [1, 2, 0]
-
-
-def test_key_index_with_many_keys():
-    keys = np.random.default_rng(0).permutation(50_000) * 3
-    wanted = np.arange(0, 150_000)
-    found = KeyIndex(keys).find(wanted)
-    assert np.array_equal(keys[found[found > 0] - 1], wanted[found > 0])
-    assert (found > 0).sum() == 50_000

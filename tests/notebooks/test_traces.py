@@ -1,7 +1,5 @@
-"""read_trace says when a device worked and when a step waited for data; Intervals are sets."""
+"""read_trace says when a device worked and when a step waited for data."""
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,30 +11,11 @@ from notebooks.traces import (
     CPU,
     NATIVE,
     WAITING,
-    Intervals,
     ProfileSteps,
     draw_timeline,
     read_trace,
 )
 from tests.support.training import model_of, slow_dataset, slow_loader, write_rows
-
-pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)).map(lambda p: (p[0], sum(p))))
-
-
-def cells(intervals):
-    """The unit cells of [0, 40) that intervals with whole ends cover."""
-    return {n for start, stop in intervals for n in range(int(start), int(stop))}
-
-
-@hypothesis.given(pairs, pairs, st.integers(0, 20), st.integers(1, 20))
-def test_intervals_behave_like_sets_of_times(one, other, start, length):
-    first, second, stop = Intervals(one), Intervals(other), start + length
-    assert (cells(first), first.total_ms) == (cells(one), len(cells(one)))
-    assert np.all(first.spans[1:, 0] > first.spans[:-1, 1])
-    window = set(range(start, stop))
-    assert cells(first.within(start, stop)) == cells(one) & window
-    assert cells(first.gaps(start, stop)) == window - cells(one)
-    assert cells(first.overlap(second)) == cells(one) & cells(other)
 
 
 @pytest.mark.parametrize("by_loader", [False, True])

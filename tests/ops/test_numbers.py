@@ -109,13 +109,6 @@ def test_normalize_equals_pandas_however_the_rows_are_divided(values, cuts, offs
     assert std == pytest.approx(want.std(ddof=0), rel=1e-6, abs=1e-6)
 
 
-def test_a_column_learned_later_leaves_the_others_as_they_are():
-    op = fit(Normalize(), Chunk({"x": np.array([1.0, 3.0])}))
-    op.state = op.learned_from(op.partial(Chunk({"y": np.array([5.0, 5.0])})))
-    assert op.unlearned(["x", "y", "z"]) == ["z"]
-    assert [op.shift_and_scale(name) for name in "xy"] == [(2.0, 1.0), (5.0, math.inf)]
-
-
 def test_a_small_spread_beside_a_large_mean_is_kept_through_every_merge():
     x = 1e9 + np.random.default_rng(0).random(100_000)
     parts = [Chunk({"x": part}) for part in np.split(x, range(7, 100_000, 997))]

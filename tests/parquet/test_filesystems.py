@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import pickle
 import re
 import sys
 
@@ -64,36 +63,6 @@ def test_a_folder_a_pattern_a_file_and_a_list_may_be_urls(memory):
             ParquetSource(nowhere)
 
 
-def test_keys_filters_slices_and_columns_are_as_with_local_files(memory, tmp_path):
-    for number, name in enumerate(NAMES):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(file_of(number))
-    filters = [("day", "==", 2), ("x", ">", 25)]
-    source = ParquetSource("memory://bucket/data", filters)
-    local = ParquetSource(tmp_path, filters)
-    assert source.column_types == local.column_types
-    assert source.row_groups == local.row_groups
-    for position in range(len(source)):
-        for bounds in ((0, None), (0, 1), (1, 2)):
-            chunks = [s.read(position, ["day", "x"], *bounds).to_arrow() for s in (source, local)]
-            assert chunks[0].equals(chunks[1])
-    assert source.read(0, ["y", "day"]).names == ["y", "day"]
-    assert source.fingerprint() == local.fingerprint()
-
-
-def test_a_file_written_again_elsewhere_is_noticed(memory):
-    source = ParquetSource("memory://bucket/data/day=1/part_0.parquet")
-    again = table_of(0).set_column(0, "x", pa.array(np.arange(10)[::-1].copy()))
-    buffer = pa.BufferOutputStream()
-    pq.write_table(again, buffer, row_group_size=4)
-    memory.pipe("/bucket/data/day=1/part_0.parquet", buffer.getvalue().to_pybytes())
-    with pytest.raises(ParquetError, match=r"part_0\.parquet: the file has changed since it was"):
-        source.read(0)
-    memory.rm("/bucket/data/day=1/part_0.parquet")
-    with pytest.raises(ParquetError, match=r"has been removed since it was opened"):
-        source.read(0)
-
-
 def test_a_file_written_again_while_the_rows_of_a_filter_are_counted_is_noticed(tmp_path):
     """Otherwise row groups could be left out in which no row of the other file passes."""
 
@@ -142,11 +111,6 @@ def test_file_urls_are_local_files(tmp_path):
     assert source.files == [str(folder / "x.parquet")]
     assert ParquetSource(f"file://{folder}/*.parquet").files == source.files
     assert find_files(folder.as_uri())[0].is_local
-
-
-def test_a_source_with_a_filesystem_can_be_pickled(memory):
-    source = ParquetSource("memory://bucket/data", filters=[("x", "in", [3, 33])])
-    assert all_x(pickle.loads(pickle.dumps(source))) == [3, 33]
 
 
 def test_a_url_that_nobody_can_read_is_refused(monkeypatch):

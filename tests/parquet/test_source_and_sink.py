@@ -252,19 +252,6 @@ def test_a_column_that_arrow_cannot_convert_is_refused_with_what_to_do(case):
     assert ParquetSource(frame.drop(columns=["bad"])).num_rows == 3
 
 
-def test_dictionaries_and_views_become_plain_values():
-    frame = pl.DataFrame(
-        {
-            "c": pl.Series(["u", None, "v"], dtype=pl.Categorical),
-            "e": pl.Series(["u", "v", "u"], dtype=pl.Enum(["v", "u"])),
-            "l": [["a"], [], ["b", "c"]],
-        }
-    )
-    source = ParquetSource(frame)
-    assert source.column_types == {n: ("string", n == "l") for n in "cel"}
-    assert rows_of(source) == frame.to_dict(as_series=False)
-
-
 def test_a_pickled_source_outlives_its_original():
     source = ParquetSource(MEMORY)
     part = split_rows(source, {"a": 0.5, "b": 0.5})["b"]
