@@ -86,8 +86,8 @@ def test_a_table_equals_the_formula_row_by_row(ids_a_step, jit):
     assert int(optimizer.iterations) == 6
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize(("number", "width"), [(0, 8), (1, 33), (2000, 1), (2000, 64)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("number", "width"), [(0, 8), (1, 33), (2000, 64)])
 def test_sums_of_rows_are_those_of_a_segment_sum_bit_for_bit(dtype, number, width):
     rng = np.random.default_rng(5)
     ids = tf.constant((50 * rng.random(number) ** 4).astype(np.int64))
@@ -107,17 +107,6 @@ def test_dense_gradients_are_applied_as_by_keras_also_those_of_a_table():
             optimizer.apply([tf.ones((ROWS, WIDTH)), tf.ones((2, 2))], variables)
     for variable, of_keras in zip(ours, alone, strict=True):
         np.testing.assert_array_equal(variable, of_keras)
-
-
-def test_a_schedule_advances_with_each_step():
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
-    optimizer = RowSparseAdam(schedule)
-    step = stepper(optimizer, [table()])
-    rates = []
-    for _ in range(4):
-        rates.append(float(optimizer.learning_rate))
-        step(tf.constant([1]), tf.ones((1, WIDTH)))
-    assert rates == [0.5, 0.5, 0.25, 0.25]
 
 
 # ---- in training --------------------------------------------------------------------------------

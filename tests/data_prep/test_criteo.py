@@ -167,7 +167,7 @@ NAMES = st.sampled_from(["label", "I1", "I13", "C1", "C26"])
 FORMS = {"l": "[01]", "I": "(-?[0-9]{1,18})?", "C": "([0-9a-fA-F]{8})?"}  # by first letter
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(NAMES, st.lists(VALUES, min_size=1, max_size=9))
 def test_a_value_is_read_or_its_line_is_malformed(tmp_path_factory, name, values):
     fields = dict(zip(COLUMN_NAMES, GOOD.split("\t"), strict=True))

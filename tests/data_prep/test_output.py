@@ -153,23 +153,6 @@ def test_an_interrupted_run_leaves_nothing_and_can_be_repeated(tmp_path):
     assert made == {"_settings.json", "day_0.tsv", "day_1.tsv"}
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
-    # A limit on the size of files stands for the full disk: the write fails in the same place.
-    code = (
-        "import resource, sys; from data_prep.__main__ import main; "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); sys.exit(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "synthetic", "criteo", "--output", str(tmp_path / "raw")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "no space left" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_every_command_shows_its_terms(tmp_path, capsys):
     for command, terms in (("criteo", "CC BY-NC-SA 4.0"), ("movielens", "Harper")):
         assert main([command, "--from", str(tmp_path / "nowhere"), "--output", str(tmp_path)]) == 1

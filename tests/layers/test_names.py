@@ -37,7 +37,7 @@ def batch(names, lists=False):
 
 
 def trained(model, optimizer, rows, *, eager=False):
-    model.compile(optimizer, "binary_crossentropy", run_eagerly=eager)
+    model.compile(optimizer, "binary_crossentropy", run_eagerly=eager, jit_compile=False)
     model.train_on_batch(rows, LABELS)
     return model
 

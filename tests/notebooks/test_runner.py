@@ -12,8 +12,6 @@ import nbformat
 import pytest
 from nbformat import v4
 
-import lesson as lessons
-
 PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
 
 
@@ -137,13 +135,3 @@ def test_a_page_shows_a_claim_that_its_run_did_not_bear_out(pages, runner, tmp_p
     pages.renew(path, tmp_path / "out" / path.name)
     shown = nbformat.read(path, as_version=4).cells[0].outputs
     assert [output.text for output in shown] == [f"{claim}\n"]
-
-
-def test_a_saved_number_is_read_later_and_the_newest_wins(tmp_path, monkeypatch):
-    monkeypatch.setattr(lessons, "NUMBERS", tmp_path / "build" / "numbers.json")
-    assert lessons.saved_number("reading, rows/s") is None
-    for value in (1, 2.5):
-        lessons.save_number("reading, rows/s", value)
-    lessons.save_number("training, samples/s", 3)
-    assert lessons.saved_number("reading, rows/s") == 2.5
-    assert [path.name for path in lessons.NUMBERS.parent.iterdir()] == ["numbers.json"]

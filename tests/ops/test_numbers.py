@@ -109,14 +109,6 @@ def test_normalize_equals_pandas_however_the_rows_are_divided(values, cuts, offs
     assert std == pytest.approx(want.std(ddof=0), rel=1e-6, abs=1e-6)
 
 
-def test_a_small_spread_beside_a_large_mean_is_kept_through_every_merge():
-    x = 1e9 + np.random.default_rng(0).random(100_000)
-    parts = [Chunk({"x": part}) for part in np.split(x, range(7, 100_000, 997))]
-    learned = fit(Normalize(), *parts).state["x"]
-    assert learned["mean"].item() - 1e9 == pytest.approx((x - 1e9).mean(), rel=1e-6)
-    assert learned["std"].item() == pytest.approx((x - 1e9).std(), rel=1e-9)
-
-
 @pytest.mark.parametrize("value", [0.1, 1e9 + 0.1, -7.3, 1e300 / 1e200])
 def test_a_column_of_equal_values_becomes_zeros(value):
     chunks = [Chunk({"x": np.full(n, value)}) for n in (3, 1, 10)]

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import fs
 
 from tutorlib import ParquetSource, Workflow
 from tutorlib.columns import Chunk
@@ -69,10 +68,3 @@ def test_a_date_that_the_ns_of_another_file_cannot_hold_is_refused_with_its_file
     written(tmp_path / "b.parquet", near, **options)
     with pytest.raises(ParquetError, match=r"a\.parquet, column 't': .*out of bounds"):
         list(ParquetSource(tmp_path).chunks())
-
-
-def test_remote_files_have_the_same_dates(tmp_path):
-    written(tmp_path / "a.parquet")
-    remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    (first, _) = ParquetSource("a.parquet", filesystem=remote).chunks()
-    assert first["t"].tolist() == TIMES[:2]
