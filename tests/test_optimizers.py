@@ -129,9 +129,7 @@ def model(optimizer, **arguments):
     return made
 
 
-@pytest.mark.parametrize(
-    ("policy", "jit"), [("float32", False), ("mixed_bfloat16", True), ("mixed_float16", True)]
-)
+@pytest.mark.parametrize(("policy", "jit"), [("float32", False), ("mixed_float16", True)])
 def test_a_model_learns(policy, jit):
     keras.config.set_dtype_policy(policy)
     try:

@@ -423,7 +423,7 @@ def assert_rows(got, want):
     np.testing.assert_equal(got.to_pydict(), want.to_pydict())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_source_has_the_rows_that_pass_in_order(data):
     filters, passes = data.draw(st.sampled_from(FILTERS))
