@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tutorlib.columns import Chunk
-from tutorlib.layers import DenseFeatures, keras_inputs
+from tutorlib.layers import keras_inputs
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
 from tutorlib.ops import Rename
 from tutorlib.optimizers import RowSparseAdam
@@ -65,16 +65,6 @@ def test_columns_of_any_name_train_and_come_back_from_a_file(optimizer, lists, t
         one.train_on_batch(rows, LABELS)
     for ours, theirs in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
-
-
-def test_the_table_of_a_plain_name_has_that_name():
-    names = ["C1", "userId", "user_id", "1st", "a.b", "a-b-c"]
-    layer = DenseFeatures(columns(names), name="dense")
-    layer.build({name: (None, 1) for name in [*names, "number of"]})
-    plain = {"C1", "1st", "a.b", "a-b-c"}  # userId and user_id are one name in Keras's files
-    paths = {weight.path for weight in layer.weights}
-    assert {f"dense/{name}/embedding_weights" for name in plain} < paths
-    assert len(paths) == len(names)
 
 
 @pytest.mark.parametrize(

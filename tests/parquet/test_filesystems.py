@@ -126,12 +126,6 @@ def test_a_url_in_a_path_is_refused_without_its_secrets():
         ParquetSource(pathlib.Path("s3://KEY:SECRET@bucket/x"))
 
 
-def test_a_file_given_twice_is_refused(memory):
-    remote = "memory://bucket/data/day=1/part_0.parquet"
-    with pytest.raises(ValueError, match=r"the file .* is given twice \(also as .*Give each"):
-        ParquetSource([remote, "memory://bucket/data/day=1"])
-
-
 def test_folders_are_searched_through_without_hidden_names(tmp_path):
     for name in ("b/c/2.parquet", "b/1.pq", "a.parquet", "_x/3.parquet", ".y/4.parquet", "_5.pq"):
         path = tmp_path / "d" / name

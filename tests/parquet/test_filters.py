@@ -82,10 +82,8 @@ DAY_4 = datetime.datetime(2024, 1, 4)
         ([("s", "in", [])], pc.scalar(False)),
         ([("s", "not in", set())], pc.scalar(True)),
         ([("s", "in", [None])], pc.field("s").is_null()),
-        ([("t", "in", [None])], pc.field("t").is_null()),
         ([("s", "in", {"s1", "s2"})], (pc.field("s") == "s1") | (pc.field("s") == "s2")),
         ([("C1", "in", np.array([1, 2]))], (pc.field("C1") == 1) | (pc.field("C1") == 2)),
-        ([("C1", "in", range(3))], pc.field("C1") < 3),
         ([("C1", "==", np.int8(2))], pc.field("C1") == 2),
         ([("s", "==", np.str_("s2"))], pc.field("s") == "s2"),
         ([("t", "<", "2024-01-04")], pc.field("t") < DAY_4),
@@ -93,7 +91,6 @@ DAY_4 = datetime.datetime(2024, 1, 4)
         ([("t", "in", ["2024-01-04"])], pc.field("t") == DAY_4),
         ([("t", ">=", datetime.date(2024, 1, 4))], pc.field("t") >= DAY_4),
         ([("t", ">=", np.datetime64("2024-01-04"))], pc.field("t") >= DAY_4),
-        ([("t", ">=", pd.Timestamp("2024-01-04"))], pc.field("t") >= DAY_4),
     ],
 )
 def test_values_of_a_condition_are_compared_in_the_type_of_the_column(folder, filters, same):
@@ -226,10 +223,8 @@ def test_statistics_are_not_believed_about_decimals(tmp_path):
         ([("s", "in", ["s1", 1])], "column 's' is string: Expected bytes, got a 'int'"),
         (pc.field("t") < datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "Cannot compare time"),
         (pc.field(1) > 2, r"a column has a name here, not a number: pyarrow.compute.field\('name'"),
-        ((DAY > 1) & (pc.field(1) > 2), "a column has a name here, not a number"),
         ([("day", "~", 6)], r"filters must be a pyarrow.compute.Expression or a list of"),
         ("day < 6", "filters must be a pyarrow.compute.Expression or a list of"),
-        (7, "filters must be a pyarrow.compute.Expression or a list of"),
         ([], "filters must be a pyarrow.compute.Expression or a list of"),
     ],
 )
