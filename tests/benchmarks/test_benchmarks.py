@@ -359,32 +359,6 @@ def test_libraries_that_wrote_different_values_are_refused(tmp_path):
 
 # ---- processes of other libraries ---------------------------------------------------------------
 
-SERVER = """
-import json, sys
-settings = json.loads(sys.stdin.readline())
-print(json.dumps({"settings": "words", "versions": {"demo": "1.0"}}), flush=True)
-for number, line in enumerate(sys.stdin, 1):
-    if json.loads(line)["do"] == "broken":
-        raise KeyError("no such reader, " + settings["label"])
-    print(json.dumps({"rows": number}), flush=True)
-"""
-
-
-def test_a_peer_runs_an_epoch_on_request_and_its_error_has_its_last_output(tmp_path):
-    script = tmp_path / "server.py"
-    script.write_text(SERVER)
-    peer = peers.Peer([sys.executable, str(script)], {"label": "label"})
-    try:
-        assert peer.facts == {"settings": "words", "versions": {"demo": "1.0"}}
-        assert [peer.ask({"do": "epoch"})["rows"] for _ in range(3)] == [1, 2, 3]
-        assert peer.watched("epoch")[0]["rows"] == 4
-        with pytest.raises(measure.Failed, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
-            peer.ask({"do": "broken"})
-    finally:
-        peer.close()
-    with pytest.raises(measure.Failed, match="ended with status 2"):
-        peers.Peer([sys.executable, str(tmp_path / "absent.py")], {})
-
 
 def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(tmp_path):
     data = criteo_shape(tmp_path, 2048)

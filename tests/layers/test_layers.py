@@ -248,27 +248,6 @@ def test_the_memory_of_a_compiled_bag_grows_with_its_values_only():
     np.testing.assert_array_equal(out, np.full((2**16, 2), 2))
 
 
-STARTS = {
-    "table": lambda columns: EmbeddingTable(400, 32),
-    "bag": lambda columns: EmbeddingBag(400, 32),
-    "fused": FusedEmbedding,
-    "dense": DenseFeatures,
-    "scalar": ScalarDenseFeatures,
-}
-
-
-@pytest.mark.parametrize("make", STARTS.values(), ids=STARTS)
-def test_a_table_starts_with_the_numbers_of_keras_layers_embedding(make):
-    started = []
-    for maker in (make, lambda columns: keras.layers.Embedding(400, 32)):
-        keras.utils.set_random_seed(3)
-        layer = maker(_columns(32, a=400))
-        layer.build({"a": (None, 1)})
-        started.append(layer.get_weights()[0])
-    np.testing.assert_array_equal(*started)
-    assert started[0].std() == pytest.approx(0.05 / 3**0.5, rel=0.03)  # uniform, 0.05 either way
-
-
 def test_inputs_have_the_dtype_that_holds_the_ids():
     columns = [*_columns(small=2**31 - 1, large=2**31 + 1), VECTOR]
     inputs, stacked = keras_inputs(columns), keras_inputs(columns, batch_layout="stacked")

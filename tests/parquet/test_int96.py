@@ -38,12 +38,7 @@ def test_dates_beyond_the_range_of_ns_come_as_they_are(tmp_path, store_schema):
 
 @pytest.mark.parametrize(
     ("condition", "passing"),
-    [
-        (pc.field("t") > datetime.datetime(2100, 1, 1), [1]),
-        (pc.field("t") < datetime.datetime(1800, 1, 1), [3]),
-        (pc.field("t") == LAST, [1]),
-        ([("t", "in", [LAST, TIMES[3]])], [1, 3]),
-    ],
+    [(pc.field("t") < datetime.datetime(1800, 1, 1), [3]), ([("t", "in", [LAST])], [1])],
 )
 def test_filters_compare_such_dates(tmp_path, condition, passing):
     source = ParquetSource(written(tmp_path / "a.parquet"), filters=condition)
