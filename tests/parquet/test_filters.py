@@ -79,18 +79,11 @@ DAY_4 = datetime.datetime(2024, 1, 4)
 @pytest.mark.parametrize(
     ("filters", "same"),
     [
-        ([("s", "in", [])], pc.scalar(False)),
-        ([("s", "not in", set())], pc.scalar(True)),
-        ([("s", "in", [None])], pc.field("s").is_null()),
-        ([("s", "in", {"s1", "s2"})], (pc.field("s") == "s1") | (pc.field("s") == "s2")),
         ([("C1", "in", np.array([1, 2]))], (pc.field("C1") == 1) | (pc.field("C1") == 2)),
         ([("C1", "==", np.int8(2))], pc.field("C1") == 2),
         ([("s", "==", np.str_("s2"))], pc.field("s") == "s2"),
-        ([("t", "<", "2024-01-04")], pc.field("t") < DAY_4),
-        ([("t", "==", "2024-01-04 00:00:00")], pc.field("t") == DAY_4),
-        ([("t", "in", ["2024-01-04"])], pc.field("t") == DAY_4),
         ([("t", ">=", datetime.date(2024, 1, 4))], pc.field("t") >= DAY_4),
-        ([("t", ">=", np.datetime64("2024-01-04"))], pc.field("t") >= DAY_4),
+        ([("t", ">=", pd.Timestamp("2024-01-04"))], pc.field("t") >= DAY_4),
     ],
 )
 def test_values_of_a_condition_are_compared_in_the_type_of_the_column(folder, filters, same):
@@ -99,12 +92,6 @@ def test_values_of_a_condition_are_compared_in_the_type_of_the_column(folder, fi
     assert [c["row"].tolist() for c in source.chunks(["row"])] == [
         c["row"].tolist() for c in want.chunks(["row"])
     ]
-
-
-def test_large_unsigned_integers_are_compared_as_numbers():
-    rows = pa.table({"u": pa.array([2**63, 1], pa.uint64())})
-    for condition in (("u", "==", 2**63), ("u", "in", [2**63]), ("u", ">", 2**63 - 1)):
-        assert ParquetSource(rows, [condition]).read(0, ["u"])["u"].tolist() == [2**63]
 
 
 def test_statistics_are_not_believed_about_nan_within_a_struct(tmp_path):
@@ -175,12 +162,6 @@ def test_counting_reads_the_columns_of_the_filter_only(table, tmp_path):
         ParquetSource(tmp_path, filters=[("n", "==", 3)])
 
 
-def test_a_value_that_reads_like_the_name_of_a_column_is_none(table, tmp_path):
-    only_pages_of(table, tmp_path / "x.parquet", "s", row_group_size=100)
-    source = ParquetSource(tmp_path, filters=[("s", "in", ["s2", "s1 row", "x"])])
-    assert source.read(0, ["s"])["s"].tolist() == ["s2"] * 25
-
-
 def test_statistics_are_not_believed_about_nan(tmp_path):
     """Min and max ignore NaN: by them all rows are 1, so all pass ==, and none passes !=."""
     pq.write_table(pa.table({"x": [1.0, float("nan"), 1.0]}), tmp_path / "x.parquet")
@@ -209,18 +190,12 @@ def test_statistics_are_not_believed_about_decimals(tmp_path):
     ("filters", "message"),
     [
         ([("hour", "<", 6)], r"filters \(hour < 6\): No match for FieldRef.Name\(hour\). There "),
-        (
-            [("s", "<", 6)],
-            r"filters \(s < 6\): Arrow compares no values of \(string, int8\). Give",
-        ),
-        ([("s", "<", datetime.date(2024, 1, 1))], r"no values of \(string, date32\[day\]\). Give"),
+        ([("s", "<", 6)], r"filters \(s < 6\): .* no kernel matching input types \(string, int8\)"),
+        ([("t", "<", "2024-01-04")], r"no kernel matching input types \(timestamp\[us\], string\)"),
         (DAY + 1, "Filter expression must evaluate to bool"),
-        ([("s", "==", None)], r"no row passes a comparison with None. Use .*\('s'\).is_null\(\)"),
-        ([("x", "!=", float("nan"))], r"with nan. Use pyarrow.compute.field\('x'\).*is_nan"),
-        ([("s", "in", "s1")], r"'in' takes a list, such as \['s1'\]"),
-        ([("day", "==", 2**63)], "column 'day' is int64: Python int too large"),
-        ([("t", "<", "soon")], "column 't' is timestamp.*: Failed to parse string: 'soon'"),
-        ([("s", "in", ["s1", 1])], "column 's' is string: Expected bytes, got a 'int'"),
+        ([("s", "in", "s1")], r"'in' takes a list, such as"),
+        ([[("day", "<", 6)], [("s", "not in", {"s1"})]], r"'not in' takes a list, such as"),
+        ([("s", "in", ["s1", 1])], "Expected bytes, got a 'int'"),
         (pc.field("t") < datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "Cannot compare time"),
         (pc.field(1) > 2, r"a column has a name here, not a number: pyarrow.compute.field\('name'"),
         ([("day", "~", 6)], r"filters must be a pyarrow.compute.Expression or a list of"),
@@ -231,18 +206,6 @@ def test_statistics_are_not_believed_about_decimals(tmp_path):
 def test_a_filter_that_does_not_fit_is_refused(folder, filters, message):
     with pytest.raises(ValueError, match=message):
         ParquetSource(folder, filters=filters)
-
-
-@pytest.mark.parametrize(
-    "value", ["2024-01-31", datetime.datetime(2024, 1, 31), datetime.date(2024, 1, 31)]
-)
-def test_a_time_without_a_zone_is_refused_where_times_have_one(value):
-    times = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (30, 31)]
-    table = pa.table({"t": times})
-    with pytest.raises(ValueError, match=r"tz=UTC\]: say the time zone, as in '2024-01-31T00:00Z'"):
-        ParquetSource(table, filters=[("t", "<", value)])
-    for instant in ("2024-01-31T00:00Z", times[1]):
-        assert ParquetSource(table, filters=[("t", "<", instant)]).num_rows == 1
 
 
 def write_days(root, days, table, name="day"):

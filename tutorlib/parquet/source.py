@@ -743,8 +743,9 @@ class RowFilter:
         Args:
             filters: `pyarrow.compute.Expression`, or what `pyarrow.parquet.filters_to_expression`
                 takes: a list of (column, operator, value), all of which must hold, or a list of
-                such lists, one of which must. Operators: == != < <= > >= in, not in. Text is
-                compared with a column of times as the time that it says: "2024-01-31".
+                such lists, one of which must. Operators: == != < <= > >= in, not in. Values
+                have the type of the column, times a zone if the column has one. No row passes
+                `== None` or `== nan`: expressions have `is_null()` and `is_nan()`.
             schema: the columns.
 
         Raises:
@@ -761,10 +762,10 @@ class RowFilter:
         """
         condition = filters
         if not isinstance(filters, pc.Expression):
-            comparable = _comparable(filters, schema)
             try:
-                condition = pq.filters_to_expression(comparable)
-            except (TypeError, ValueError, LookupError) as error:
+                _refuse_other_than_lists(filters)
+                condition = pq.filters_to_expression(filters)
+            except (TypeError, ValueError, LookupError, OverflowError) as error:
                 raise ValueError(
                     "filters must be a pyarrow.compute.Expression or a list of (column, operator, "
                     "value) with the operators == != < <= > >= in, not in, got "
@@ -773,18 +774,12 @@ class RowFilter:
         try:
             schema.empty_table().filter(condition)
             condition.__reduce__()  # which columns by number do not have
-            names = [n for n in schema.names if n in str(condition) and _uses(condition, n, schema)]
-            names = names or schema.names[:1]
+            # Each that is used, and those whose name is part of another or of a text.
+            names = [name for name in schema.names if name in str(condition)] or schema.names[:1]
             row_filter = cls(condition, names, [schema.field(name).type for name in names])
             row_filter.passes(pa.table({n: pa.nulls(1, schema.field(n).type) for n in names}))
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
-            if "no kernel matching" in said:
-                kinds = said.partition("input types ")[2] or "these types"
-                said = (
-                    f"Arrow compares no values of {kinds}. Give values of the column's type; "
-                    "float16 has no comparisons"
-                )
             if "Serialization" in said:
                 said = "a column has a name here, not a number: pyarrow.compute.field('name')"
             raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
@@ -806,16 +801,6 @@ class RowFilter:
         return pc.fill_null(scanner.to_table()["p"], False).to_numpy()
 
 
-def _uses(condition: pc.Expression, name: str, schema: pa.Schema) -> bool:
-    """Return whether a condition on columns cannot be evaluated without the named one."""
-    others = schema.remove(schema.get_field_index(name))
-    try:
-        others.empty_table().filter(condition)
-    except pa.ArrowException:
-        return True
-    return False
-
-
 def _has_weak_statistics(kind: pa.DataType) -> bool:
     """Return whether a value of the type holds floating-point numbers or decimals."""
     inner = [kind.field(k).type for k in range(kind.num_fields)]
@@ -823,46 +808,11 @@ def _has_weak_statistics(kind: pa.DataType) -> bool:
     return is_weak or any(map(_has_weak_statistics, inner))
 
 
-def _comparable(filters: Any, schema: pa.Schema) -> Any:
-    """Return conditions whose values Arrow compares with their columns, sets in a fixed order."""
-    if not isinstance(filters, list | tuple):
-        return filters
-    if len(filters) != 3 or not isinstance(filters[0], str) or filters[0] not in schema.names:
-        return type(filters)(_comparable(part, schema) for part in filters)
-    name, operation, value = filters
-    is_several = operation in ("in", "not in")
-    if is_several and isinstance(value, str | bytes):
-        raise ValueError(f"filters {filters}: {operation!r} takes a list, such as [{value!r}]")
-    if not is_several and (value is None or value != value):
-        raise ValueError(
-            f"filters {filters}: no row passes a comparison with {value}. Use "
-            f"pyarrow.compute.field({name!r}).is_null(), is_valid() or is_nan()"
-        )
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    kind = schema.field(name).type
-    has_zone = getattr(kind, "tz", None) is not None
-    try:
-        values = _values_of(value if is_several else [value], kind)
-        if has_zone and pa.types.is_temporal(values.type) and not getattr(values.type, "tz", None):
-            raise ValueError("expected a zone offset")
-    except (TypeError, ValueError, ArithmeticError) as error:
-        said: object = error
-        if has_zone and "expected a zone offset" in str(error):
-            said = "say the time zone, as in '2024-01-31T00:00Z'"
-        raise ValueError(f"filters {filters}: column {name!r} is {kind}: {said}") from error
-    return name, operation, values if is_several else values[0]
-
-
-def _values_of(values: Any, kind: pa.DataType) -> pa.Array:
-    """Return values as an array that can be compared with a column: text as times, if it has."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if not isinstance(values, pa.Array):
-        values = [*values]
-        if any(isinstance(value, np.datetime64) for value in values):
-            values = np.array(values)  # Arrow asks an array for its unit
-        is_count = kind == pa.uint64() and all(isinstance(v, int) and v >= 0 for v in values)
-        values = pa.array(values, kind if is_count else None)
-    is_time = pa.types.is_string(values.type) and pa.types.is_temporal(kind)
-    return values.cast(kind) if is_time or pa.types.is_null(values.type) else values
+def _refuse_other_than_lists(filters: Any) -> None:
+    """Raise TypeError for a text, of which Arrow takes the letters, and a set without an order."""
+    for part in filters if isinstance(filters, list | tuple) else ():
+        if isinstance(part, list | tuple):
+            _refuse_other_than_lists(part)
+        elif isinstance(part, str) and part in ("in", "not in"):
+            if isinstance(filters[-1], str | bytes | set | frozenset):
+                raise TypeError(f"{part!r} takes a list, such as [1, 2]")
