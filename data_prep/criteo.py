@@ -107,9 +107,9 @@ def read_day(path: Path) -> Iterator[pa.Table]:
             for batch in lines.project(", ".join(columns)).to_arrow_reader(RAW_ROW_GROUP_ROWS):
                 yield pa.Table.from_batches([batch])
     except duckdb.Error as error:
-        text = str(error).partition("\nPossible ")[0]
+        reason = str(error).partition("\nPossible ")[0]
         raise DataPrepError(
-            f"{path} cannot be read: {text}. Fetch a damaged file again."
+            f"{path} cannot be read: {reason}. Fetch a damaged file again."
         ) from error
 
 
