@@ -46,7 +46,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
         "--only series --budget-mib 64 --sizes 1 --batch-size 1024 --row-group-rows 4096",
         1,
     ],
-    "layers": ["--batch-size 512 --table-rows 30000 --width 4", 22],
+    "layers": ["--batch-size 512 --table-rows 30000 --width 4", 20],
     "etl": ["--scale 0.01", 3],
     "train": ["--batch-size 1024 --only movielens", 6],
     "ladder": [f"--rows {LOG_ROWS} --batch-size 1024 --only xla", 6],
