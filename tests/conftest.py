@@ -68,14 +68,6 @@ def pages():
 
 
 @pytest.fixture(scope="session")
-def drawing():
-    import matplotlib
-
-    matplotlib.use("agg")
-    return importlib.import_module("drawing")
-
-
-@pytest.fixture(scope="session")
 def profile(runner):
     return runner.load_profile(ROOT / "notebooks" / "params" / "small.yaml")
 

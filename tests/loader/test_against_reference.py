@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.loader.reference import Reference
+from tests.support.loaders import after
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.schema import Column, Schema
 
@@ -161,15 +162,6 @@ def orders(loader):
     return [rows_of(batch) for batch in loader.as_numpy()]
 
 
-def after(loader, count):
-    """Take some batches; return the state as another process would get it."""
-    batches = loader.as_numpy()
-    assert len(list(itertools.islice(batches, count))) == count
-    state = json.loads(json.dumps(loader.state_dict()))
-    batches.close()
-    return state
-
-
 def assert_same(have, want, place="batch"):
     """Two batches have the same structure, dtypes, shapes and values."""
     if isinstance(want, dict | tuple):
@@ -189,7 +181,7 @@ def assert_same(have, want, place="batch"):
 # ---- what a batch holds, and which rows come -----------------------------------------------------
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     files=files_drawn,
     form=forms(),
@@ -197,15 +189,17 @@ def assert_same(have, want, place="batch"):
     threads=threads_drawn,
     size=st.integers(1, 3),
     first_day=st.none() | st.integers(0, 12),
+    budget=st.none() | st.integers(1_000_000, 8_000_000),
 )
 def test_each_row_comes_once_with_the_values_of_the_reference(
-    files, form, plan, threads, size, first_day
+    files, form, plan, threads, size, first_day, budget
 ):
     schema, arguments = form
     filters = None if first_day is None else [("day", ">=", first_day)]
     with tempfile.TemporaryDirectory() as folder:
         want = [row for row in range(write(folder, files)) if row // 37 >= (first_day or 0)]
         made = {"schema": schema, "filters": filters, "threads": threads, **arguments, **plan}
+        made["memory_budget"] = budget
         if len(want) < size:
             with pytest.raises(ValueError, match=r"no rows|too few"):
                 loader_of(folder, **made, **ranks(size, 0))
@@ -255,7 +249,7 @@ def test_tensors_are_those_of_the_reference(tmp_path, layout, multi_hot):
 # ---- order: threads, processes, epochs, restarts -------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     files=files_drawn.filter(lambda files: sum(map(sum, files)) > 0),
     plan=plans,
@@ -295,30 +289,9 @@ def test_seed_and_epoch_decide_the_order_and_a_state_continues_it(
         assert orders(restored) == following
 
 
-# ---- sizes ---------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25)
-@given(
-    files=files_drawn.filter(lambda files: sum(map(sum, files)) > 0),
-    plan=plans,
-    budget=st.integers(1_000_000, 8_000_000),
-    threads=threads_drawn,
+@pytest.mark.parametrize(
+    ("batch_size", "buffer_size"), [(256, None), (4096, 30_000), (60_000, None)]
 )
-def test_with_a_memory_budget_each_row_comes_once(files, plan, budget, threads):
-    plan = {**plan, "drop_last": False, "memory_budget": budget}
-    schema = schema_of(["tags", "float64"])
-    with tempfile.TemporaryDirectory() as folder:
-        total = write(folder, files)
-        batches = list(loader_of(folder, threads, schema=schema, **plan).as_numpy())
-    assert sorted(itertools.chain(*map(rows_of, batches))) == list(range(total))
-    reference = Reference(TABLE, schema)
-    for batch in batches:
-        assert_same(batch, reference.batch(rows_of(batch)))
-
-
-@pytest.mark.parametrize("batch_size", [256, 4096, 60_000])
-@pytest.mark.parametrize("buffer_size", [None, 30_000])
 def test_row_groups_and_batches_of_many_rows_hold_each_row_once(tmp_path, batch_size, buffer_size):
     rows = np.arange(330_000)
     table = pa.table({"row": rows, "x": pa.array(rows / 8, pa.float32()), "y": rows % 2})

@@ -10,27 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.loaders import come_to_an_end, loader_with, open_files
-from tests.support.training import model_of
 from tutorlib.parquet import ParquetSource
 
-ROWS, FILES = 1_000, 8
+ROWS = 1_000
 loader_of = loader_with(100, cat_names=[], cont_names=["x"], label_names=["label"])
 
 
-@pytest.fixture
-def table():
-    x = np.random.default_rng(0).standard_normal(ROWS).astype("float32")
-    return pa.table({"x": x, "label": (x > 0).astype("float32")})
-
-
-@pytest.fixture(params=["files", "memory"])
-def data(request, table, tmp_path):
-    if request.param == "memory":
-        return table
-    for number in range(FILES):
-        rows = table.slice(number * ROWS // FILES, ROWS // FILES)
-        pq.write_table(rows, tmp_path / f"{number}.parquet")
-    return tmp_path
+def table_of(rows):
+    return pa.table({"x": np.arange(rows, dtype="float32"), "label": np.zeros(rows, "float32")})
 
 
 @pytest.fixture
@@ -54,17 +41,8 @@ def hashed(monkeypatch):
     return sizes
 
 
-def test_fit_evaluate_and_predict_of_one_process_hash_nothing(data, hashed):
-    loader, valid, model = loader_of(data), loader_of(data, shuffle=False), model_of()
-    hashed.clear()  # of footers, as they are read
-    model.fit(loader, epochs=2, validation_data=valid, verbose=0)
-    model.evaluate(valid, verbose=0)
-    model.predict(valid, verbose=0)
-    loader.predict(model, verbose=0)
-    assert hashed == []
-
-
-def test_the_data_are_hashed_for_the_first_of_many_states_only(data, hashed):
+def test_the_data_are_hashed_for_the_first_of_many_states_only(hashed):
+    data = table_of(ROWS)
     loader = loader_of(data)
     states, sizes = [], []
     for _ in loader:
@@ -113,9 +91,9 @@ def test_an_epoch_opens_a_file_once_a_thread_and_reads_its_footer_once_ever(
         assert files <= len(opened) <= 2 * files
 
 
-def test_idle_files_are_few_and_are_closed_with_their_pass_or_their_source(table, tmp_path):
+def test_idle_files_are_few_and_are_closed_with_their_pass_or_their_source(tmp_path):
     for number in range(20):
-        pq.write_table(table.slice(number * 50, 50), tmp_path / f"{number}.parquet")
+        pq.write_table(table_of(50), tmp_path / f"{number}.parquet")
     before = open_files()
     loader, source = loader_of(tmp_path), ParquetSource(tmp_path)
     assert len(list(loader)) == ROWS // 100

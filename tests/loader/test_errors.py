@@ -3,8 +3,6 @@
 A row of a table gives facts that a message must hold, as regular expressions; its words are free.
 """
 
-import datetime
-import decimal
 import itertools
 import os
 import re
@@ -24,10 +22,8 @@ from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
 
-GROUP, ROW = (
-    100,
-    37,
-)  # a file has two row groups; the fault is in row 37 of row group 1 of b.parquet
+# A file has two row groups; the fault is in row 37 of row group 1 of b.parquet.
+GROUP, ROW = 100, 37
 PLACE = (r"row group 1\b", r"b\.parquet", r"\b37\b")
 IDS = {"cardinality": 50}
 SCHEMA = Schema(
@@ -164,7 +160,7 @@ def test_a_bad_value_is_refused_with_its_place(tmp_path, name, buffer_size):
     assert loader.epoch == 0
 
 
-@pytest.mark.parametrize("values", [[2.5, None], [2.5, NAN], [2, None], [True, None]], ids=str)
+@pytest.mark.parametrize("values", [[2.5, NAN], [2, None]], ids=str)
 def test_the_filter_that_an_error_proposes_drops_the_row_without_a_label(tmp_path, values):
     made = {"x": [0.0, 1.0, 2.0], "y": [*values, values[0]]}
     pq.write_table(pa.table(made), tmp_path / "a.parquet")
@@ -250,40 +246,6 @@ def test_a_file_that_changes_during_the_epoch_is_refused(tmp_path, name):
     check(lambda: iterate(loader), ParquetError, [r"\.parquet", word, "row group"])
 
 
-# ---- Arrow types ---------------------------------------------------------------------------------
-
-DAY, MOMENT = datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 7, 5)
-PRICES = [decimal.Decimal("1.5")] * 3
-TYPES = {  # {type: (values, the remedy for a feature)}
-    "decimal128": (pa.array(PRICES, pa.decimal128(20, 2)), "float64"),
-    "string": (pa.array(["a"] * 3), "Categorify|HashBucket"),
-    "string_view": (pa.array(["a"] * 3, pa.string_view()), "Categorify|HashBucket"),
-    "dictionary of string": (pa.array(["a"] * 3).dictionary_encode(), "Categorify|HashBucket"),
-    "list of strings": (pa.array([["a", "b"], [], ["a"]]), "Categorify|HashBucket"),
-    "binary": (pa.array([b"a"] * 3), "string"),
-    "date32": (pa.array([DAY] * 3), "day_of_week"),
-    "time64": (pa.array([datetime.time(23, 5)] * 3, pa.time64("us")), "cast it to int64"),
-    "timestamp": (pa.array([MOMENT] * 3, pa.timestamp("ns", "Europe/Paris")), "day_of_week"),
-    "duration": (pa.array([datetime.timedelta(2)] * 3), "cast it to int64"),
-    "list of lists": (pa.array([[[1]], [], [[2]]]), "columns"),
-    "list_view": (pa.array([[1], [], [2]], pa.list_view(pa.int64())), "list"),
-    "struct": (pa.array([{"a": 1}] * 3), "columns"),
-    "null": (pa.nulls(3), "null"),
-}
-
-
-@pytest.mark.parametrize("role", ["feature", "label"])
-@pytest.mark.parametrize("name", TYPES)
-def test_a_type_that_no_batch_can_hold_is_refused_with_the_remedy(tmp_path, name, role):
-    values, remedy = TYPES[name]
-    pq.write_table(pa.table({"c": values, "x": [1, 2, 3]}), tmp_path / "a.parquet")
-    feature, label, facts = (
-        ("c", "x", ["'c'", remedy]) if role == "feature" else ("x", "c", ["'c'"])
-    )
-    names = {"cat_names": [feature], "label_names": [label]}
-    check(lambda: KerasSequenceLoader(tmp_path, 3, **names).peek(), ValueError, facts)
-
-
 # ---- arguments and calls -------------------------------------------------------------------------
 
 BOTH = ["global_size", "global_rank"]
@@ -294,17 +256,13 @@ ARGUMENTS = [  # (arguments, facts)
     ({"multi_hot": "dense"}, ["multi_hot", "'dense'", "padded"]),
     ({"device": "tpu"}, ["device", "'tpu'", "gpu"]),
     ({"batch_size": 0}, ["batch_size", "at least 1", r"\b0\b"]),
-    ({"batch_size": 1.5}, ["batch_size", "integer", r"1\.5"]),
     ({"seed": -1}, ["seed", r"-1\b"]),
     ({"global_size": 2}, [*BOTH, "both", "neither"]),
     ({"global_size": 2, "global_rank": 2}, [r"global_rank, .*\[0, global_size\)", "global_rank=2"]),
     ({"global_size": 700, "global_rank": 0}, ["600 rows", "700 ranks"]),
     ({"batch_size": 1, "global_size": 7, "global_rank": 0}, ["batch_size=1", "drop_last=True"]),
     ({"buffer_size": 0}, ["buffer_size", "above 0", r"\b0\b"]),
-    ({"buffer_size": INF}, ["buffer_size", "finite", "inf"]),
-    ({"memory_budget": 0}, ["memory_budget", r"\b0\b"]),
     ({"memory_budget": "1 gig"}, ["memory_budget", "'1 gig'", "GB|MiB"]),
-    ({"memory_budget": 5000}, ["memory_budget", r"\b5,?000\b", r"at least [\d,]+"]),
     ({"memory_budget": 5000}, ["3 chunks of one batch", "footers of [0-9,]+ bytes"]),
     ({"threads": 0}, ["threads", "at least 1", r"\b0\b"]),
     ({"label_names": "y"}, ["label_names", r"\['y'\]"]),
@@ -362,6 +320,7 @@ def resume_at(folder, **changes):
 
 
 NAMES = pa.table({"g": [[1]], "g__values": [1], "C": [1], "continuous": [0.5], "y": [0.5]})
+PRICES = pa.table({"value": pa.array([1], pa.decimal128(20, 2))})
 LISTS = {"multi_hot": "nnzs", "cat_names": ["g", "g__values"], "cont_names": []}
 MATRIX = {"batch_layout": "stacked", "cat_names": ["C"], "label_names": ["continuous"]}
 CALLS = {  # {name: (call, error, facts)}
@@ -376,7 +335,7 @@ CALLS = {  # {name: (call, error, facts)}
         lambda f: loader_of(NAMES, **MATRIX).peek(), ValueError, ["'continuous'", "stacked"],
     ),
     "nothing but decimals": (
-        lambda f: KerasSequenceLoader(pa.table({"value": TYPES["decimal128"][0]}), 2), ValueError,
+        lambda f: KerasSequenceLoader(PRICES, 2), ValueError,
         ["'value'", r"decimal128\(20, 2\)", "cast it to float64"],
     ),
     "a function of two": (
@@ -519,21 +478,18 @@ def test_rows_that_stay_in_the_order_of_the_files_are_warned_of(changes, words):
 MANY = 400
 
 
-@pytest.mark.parametrize("wanted", [["id_03", "absent"], [f"id_{i:02}" for i in range(MANY)]])
 @pytest.mark.parametrize("who", ["a loader", "a source", "a workflow", "fit", "map"])
-def test_missing_columns_of_a_wide_table_are_named_with_what_they_may_have_meant(
-    who, wanted, tmp_path
-):
+def test_missing_columns_of_a_wide_table_are_named_with_what_they_may_have_meant(who, tmp_path):
     """Names of the columns that are there: the first few, not thousands of characters."""
-    path = tmp_path / "wide.parquet"
+    path, wanted = tmp_path / "wide.parquet", [f"id_{i:02}" for i in range(MANY)]
     pq.write_table(pa.table({f"id-{i:02}": np.arange(4.0) for i in range(MANY)}), path)
     if who in ("a workflow", "map"):
-        fitted = Workflow([*wanted]).fit(pa.table({name: [1.0, 2.0] for name in wanted}))
+        fitted = Workflow(wanted).fit(pa.table({name: [1.0, 2.0] for name in wanted}))
     calls = {
         "a loader": lambda: KerasSequenceLoader(path, 2, cont_names=wanted),
         "a source": lambda: ParquetSource(path).read(0, wanted),
         "a workflow": lambda: fitted.transform(pq.read_table(path)),
-        "fit": lambda: Workflow([*wanted]).fit(path),
+        "fit": lambda: Workflow(wanted).fit(path),
         "map": lambda: KerasSequenceLoader(path, 2, cont_names=["id-00"]).map(fitted),
     }
     with pytest.raises(ValueError, match=r"'id_03' \(did you mean 'id-03'\?\)") as caught:

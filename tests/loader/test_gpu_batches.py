@@ -1,16 +1,15 @@
 """On a GPU: batches are those of the CPU, stay there, and are whole when a model uses them."""
 
-import functools
 import gc
-import types
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tests.support.gpu import ON_GPU, copied_bytes, run
+from tests.support.gpu import ON_GPU, copied_bytes
 from tests.support.loaders import come_to_an_end, loader_with, reader_threads
+from tests.support.processes import run
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
@@ -54,32 +53,17 @@ def chunk_of(rows):
 loader_of = loader_with(schema=SCHEMA, buffer_size=150, parts_per_chunk=2)
 
 
-def arrays_of(batch):
-    """Every tensor of a batch as a NumPy array, by its place in it."""
-
-    def flat(value, name):
-        if isinstance(value, dict):
-            return {
-                k: v for key, part in value.items() for k, v in flat(part, f"{name}.{key}").items()
-            }
-        return {name: np.asarray(value)}
-
-    return {k: v for i, part in enumerate(batch) for k, v in flat(part, str(i)).items()}
-
-
-def assert_same_batches(ours, theirs, min_int_dtype=np.int64):
+def assert_same_batches(ours, theirs):
     """The same batches in the same order, but for the width of integers."""
     ours, theirs = list(ours), list(theirs)
     assert len(ours) == len(theirs) > 0
-    for one, other in zip(map(arrays_of, ours), map(arrays_of, theirs), strict=True):
-        assert list(one) == list(other)
-        for name, array in one.items():
-            want = other[name]
+    for one, other in zip(ours, theirs, strict=True):
+        assert [*one[0]] == [*other[0]]
+        parts = [map(np.asarray, tf.nest.flatten(batch)) for batch in (one, other)]
+        for array, want in zip(*parts, strict=True):
             if want.dtype.kind == "i":
-                want = want.astype(max(want.dtype, np.dtype(min_int_dtype)))
-            assert array.dtype == want.dtype, name
-            assert array.shape == want.shape, name
-            np.testing.assert_array_equal(array, want, err_msg=name)
+                want = want.astype(np.int64)
+            np.testing.assert_array_equal(array, want, strict=True)
 
 
 pytestmark = ON_GPU
@@ -89,10 +73,8 @@ FORMS = {
     "nnzs": {},
     "padded": {"multi_hot": "padded"},
     "stacked": {"batch_layout": "stacked"},
-    "in order": {"shuffle": False},
     "one thread": {"threads": 1},
     "whole row groups": {"buffer_size": 1000},
-    "a rank": {"global_size": 3, "global_rank": 1, "drop_last": True},
     "a rank in order": {"global_size": 3, "global_rank": 1, "drop_last": True, "shuffle": False},
 }
 
@@ -158,20 +140,6 @@ def test_every_type_of_number_is_that_of_the_cpu(kind, is_list, tmp_path):
     assert_same_batches(ours, theirs)
 
 
-def test_files_are_really_read_in_one_call(folder, monkeypatch):
-    """Were they refused together, they would be read one by one: right, but slowly."""
-    from pylibcudf.io import parquet
-
-    calls, read = [], parquet.read_parquet
-    counted = types.SimpleNamespace(
-        ParquetReaderOptions=parquet.ParquetReaderOptions,
-        read_parquet=lambda *given: calls.append(1) or read(*given),
-    )
-    monkeypatch.setattr("pylibcudf.io.parquet", counted)
-    assert sum(1 for _ in loader_of(folder, 100, device="gpu", buffer_size=1000)) == 10
-    assert len(calls) == 1
-
-
 def test_a_saved_place_goes_on_on_the_other_device(folder):
     ours, theirs = loader_of(folder, device="gpu"), loader_of(folder)
     begun = iter(ours)
@@ -192,31 +160,11 @@ def test_tensors_are_on_the_gpu_aligned_with_wide_integers(folder):
     assert weights.device.endswith("GPU:0")
 
 
-def test_two_loaders_may_read_at_once(folder, many):
-    pairs = zip(loader_of(folder, 7, device="gpu"), many_of(many, 1000), strict=False)
-    theirs = zip(loader_of(folder, 7), many_of(many, 1000, device="cpu"), strict=False)
-    for one, other in zip(pairs, theirs, strict=True):
-        assert_same_batches(one[:1], other[:1])
-        assert_same_batches(one[1:], other[1:])
-
-
 # ---- whole while somebody uses them --------------------------------------------------------------
-
-
-def test_batches_that_are_kept_do_not_change(many):
-    loader = many_of(many, 40_000)
-    held = [inputs["row"] for inputs, _ in loader]
-    copies = [tensor.numpy().copy() for tensor in held]
-    for _ in range(2):
-        del held[0], copies[0]
-        assert sum(len(labels) for _, labels in loader) == 2_000_000
-        for tensor, copy in zip(held, copies, strict=True):
-            np.testing.assert_array_equal(tensor.numpy(), copy)
 
 
 def test_batches_that_are_let_go_at_once_are_whole_until_the_step_is_done(many):
     """The GPU lags behind: a long computation goes before each use of a batch."""
-
     with tf.device("GPU:0"):
         big = tf.random.normal((8192, 8192))
     sums = []
@@ -244,13 +192,12 @@ def test_memory_does_not_grow_from_epoch_to_epoch(many):
 # ---- memory, in processes of their own -----------------------------------------------------------
 
 LIMITS = """
-import sys, cupy, tensorflow as tf
+import cupy, tensorflow as tf
 from tutorlib.gpu import limit_tensorflow_memory
 from tutorlib.gpu.memory import gpu_memory_bytes
 free, _ = cupy.cuda.runtime.memGetInfo()
-given, wanted = limit_tensorflow_memory(), float(sys.argv[1])
-wanted = wanted * free if wanted < 1 else wanted * 2**20
-assert abs(given - wanted) < 2**20, (given, wanted)
+given = limit_tensorflow_memory()
+assert abs(given - free / 4) < 2**20, (given, free)
 assert gpu_memory_bytes() <= (free - given) * 0.9
 with tf.device("GPU:0"):
     tf.zeros((2**20,))
@@ -258,15 +205,6 @@ try:
     held = [tf.zeros((given // 4,), tf.int8) for _ in range(6)]
 except tf.errors.ResourceExhaustedError:
     print("limited")
-"""
-
-JAX_LIMITS = """
-import cupy, keras
-from tutorlib.gpu.memory import gpu_memory_bytes
-free, total = cupy.cuda.runtime.memGetInfo()
-left = gpu_memory_bytes()
-assert 0.4 * free < left < 0.46 * free, (left, free)  # half of it, less a tenth
-print("limited")
 """
 
 EXHAUSTED = """
@@ -283,14 +221,8 @@ except MemoryError as error:
 """
 
 
-@pytest.mark.parametrize("allocation", ["0.25", "4096"])
-def test_tensorflow_gets_the_part_that_the_environment_says(allocation):
-    assert run(LIMITS, allocation, TF_MEMORY_ALLOCATION=allocation) == "limited"
-
-
-def test_jax_gets_the_part_that_the_environment_says():
-    pytest.importorskip("jax")
-    assert run(JAX_LIMITS, XLA_CLIENT_MEM_FRACTION="0.5", KERAS_BACKEND="jax") == "limited"
+def test_tensorflow_gets_the_part_that_the_environment_says():
+    assert run(LIMITS, TF_MEMORY_ALLOCATION="0.25") == "limited"
 
 
 def test_a_gpu_without_enough_memory_says_where_and_what_to_do(many):
@@ -300,26 +232,8 @@ def test_a_gpu_without_enough_memory_says_where_and_what_to_do(many):
 # ---- in training ---------------------------------------------------------------------------------
 
 
-def model_of():
-    import keras
-
-    class Linear(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.dense = keras.layers.Embedding(97, 4), keras.layers.Dense(1)
-
-        def call(self, inputs):
-            embedded = keras.ops.squeeze(self.embedding(inputs["id"]), 1)
-            return self.dense(keras.ops.concatenate([embedded, inputs["x"] / 2e6], -1))
-
-    model = Linear()
-    model.compile("sgd", "mse", jit_compile=False)
-    return model
-
-
 def dlrm_of(jit_compile, batch_layout="columns"):
     from tutorlib.models import DLRM
-    from tutorlib.schema import Column, Schema
 
     sizes = {"row": 2_000_000, "id": 97}
     ids = [Column(n, "categorical", cardinality=c, embedding_dim=8) for n, c in sizes.items()]
@@ -344,10 +258,8 @@ def test_a_training_that_xla_compiles_reads_whole_batches(many, batch_layout):
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-@pytest.mark.parametrize("make", [model_of, functools.partial(dlrm_of, jit_compile=False)])
-def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path, make):
-
-    model, loader = make(), many_of(many)
+def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path):
+    model, loader = dlrm_of(jit_compile=False), many_of(many)
     model.fit(loader, verbose=0)  # warm-up
     tf.profiler.experimental.start(str(tmp_path))
     model.fit(loader, verbose=0)

@@ -1,18 +1,16 @@
 """MultiHot: lists as values and counts, or padded to one width; layers ignore the padding."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from tests.support.backends import run
+from tests.support import backends
 from tests.support.loaders import loader_with
-from tests.support.sequences import PADDED, states_of_lists
+from tests.support.processes import run
+from tests.support.sequences import states_of_lists
 from tutorlib import MultiHot
 from tutorlib.columns import Ragged
 from tutorlib.layers import DenseFeatures
@@ -41,7 +39,7 @@ def columns():
 @pytest.mark.parametrize("backend", ["tensorflow", "tensorflow, XLA", "jax"])
 def test_a_recurrent_network_sees_each_list_in_its_order_and_no_padding(folder, backend, tmp_path):
     if backend == "jax":
-        said = run("jax", str(folder), SEQUENCES, PYTHONPATH=os.pathsep.join(sys.path))
+        said = backends.run("jax", folder, SEQUENCES)
         states, alone = {form: np.array(rows) for form, rows in said[0].items()}, np.array(said[1])
     else:
         states, alone = states_of_lists(folder, SCHEMA, jit_compile=backend.endswith("XLA"))
@@ -58,14 +56,6 @@ h = Column("h", "categorical", "int32", multi_hot=True, cardinality=60)
 states, alone = states_of_lists(folder, Schema([h, Column("y", "label", "float32")]), "auto")
 print(json.dumps([{form: rows.tolist() for form, rows in states.items()}, alone.tolist()]))
 """
-
-
-@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
-def test_features_of_padded_lists_are_those_of_the_other_form(folder, combiner):
-    layer, made = DenseFeatures([H], combiner), []
-    for form in [*FORMS, *PADDED.values()]:
-        made.append(layer(loader_of(folder, 64, multi_hot=form, shuffle=False).peek()[0]))
-        np.testing.assert_allclose(made[-1], made[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -107,12 +97,10 @@ print(json.dumps(counts))
 """
 
 
-def test_xla_compiles_once_for_lists_of_one_width(folder, tmp_path, root):
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
-    command = [sys.executable, "-W", "ignore", "-c", COUNTED, str(folder), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr[-3000:]
-    few, many = json.loads(done.stdout.splitlines()[-1])
+def test_xla_compiles_once_for_lists_of_one_width(folder, tmp_path):
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+    printed = run(COUNTED, folder, tmp_path, XLA_FLAGS=flags)
+    few, many = json.loads(printed.splitlines()[-1])
     assert few == 1
     assert many >= 8
 

@@ -3,7 +3,6 @@
 The server is a process of its own (localbucket), to which a test gives delays and faults.
 """
 
-import json
 import os
 import pickle
 import re
@@ -63,7 +62,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def healthy(store):
-    store.requests()
+    store.fail()
 
 
 def plain(batches):
@@ -73,12 +72,6 @@ def plain(batches):
         arrays = {**inputs, **{f"rest {n}": array for n, array in enumerate(rest)}}
         made.append([(n, a.shape.as_list(), a.numpy().tobytes()) for n, a in arrays.items()])
     return made
-
-
-def most_at_once(requests):
-    """Return how many requests were being answered at one moment, at most."""
-    times = [(r["start"], 1) for r in requests] + [(r["end"], -1) for r in requests]
-    return max(np.cumsum([step for _, step in sorted(times)]))
 
 
 def test_the_batches_are_those_of_local_files_also_with_filters_keys_and_a_given_filesystem(store):
@@ -99,41 +92,16 @@ def test_the_batches_are_those_of_local_files_also_with_filters_keys_and_a_given
         assert plain(loader_of(**given)) == plain(loader_of(folder, **some, **names))
 
 
-def test_opening_asks_twice_a_file_and_many_files_at_once(store):
-    store.requests(delay_ms=60)
-    source = ParquetSource(URL)
-    requests = store.requests()
-    assert (
-        len(requests) <= 2 * FILES + 4
-    )  # and two for the first lists, one listing, is it a folder
-    assert most_at_once(requests) >= FILES / 2
-    assert source.num_rows == FILES * GROUPS * ROWS
-
-
-def test_a_row_group_is_three_requests_and_many_are_read_ahead(store):
-    source = ParquetSource(URL)
-    store.requests()
-    source.read(3)
-    assert [r["method"] for r in store.requests()] == ["HEAD", "GET", "HEAD"]
-    loader = loader_of(source)
-    opening = store.requests(delay_ms=60)
-    assert [r["path"] for r in opening] == ["/bucket/train/_schema.json"] * 3
-    assert len(list(loader)) == len(loader)
-    requests = store.requests()
-    assert 2 * FILES * GROUPS <= len(requests) <= 3 * FILES * GROUPS
-    assert most_at_once(requests) >= 3
-
-
 def test_what_is_missing_or_forbidden_is_named_with_what_to_do(store, monkeypatch):
     for nowhere in ("s3://no-bucket", "s3://no-bucket/x.parquet", "s3://bucket/nothing"):
         with pytest.raises(FileNotFoundError, match=f"no Parquet file at '{nowhere}'"):
             ParquetSource(nowhere)
     refused = r"the object store failed .*ACCESS_DENIED.* Check endpoint .*AWS_ACCESS"
-    store.requests(first=1, how=403)
+    store.fail(first=1, how=403)
     with pytest.raises(OSError, match=rf"{URL}: {refused}"):
         ParquetSource(URL)
     source = ParquetSource(URL)
-    store.requests(first=1, how=403)
+    store.fail(first=1, how=403)
     with pytest.raises(ParquetError, match=rf"row group 0 of {URL}/day=0/0\.parquet: {refused}"):
         source.read(0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -146,23 +114,13 @@ def test_what_is_missing_or_forbidden_is_named_with_what_to_do(store, monkeypatc
         ParquetSource(URL, filesystem=filesystem)
 
 
-def test_an_object_is_opened_where_names_that_do_not_exist_are_refused(store):
-    loader = {"cat_names": ["item"], "cont_names": ["x"], "label_names": ["label"]}
-    path = f"{URL}/day=0/0.parquet"
-    store.requests(first=1000, how=403, key="_schema.json")
-    assert len(loader_of(path, **loader)) == GROUPS * ROWS // 100
-    assert not [r for r in store.requests() if r["fault"]]  # it is not asked for
-    store.requests(first=1000, how=403, key="_schema.json")
-    assert len(loader_of(f"{URL}/day=0", **loader)) == FILES // 3 * GROUPS * ROWS // 100
-
-
 def test_messages_show_no_secrets_of_a_url(store):
     given = "s3://MINE:HIDDEN@bucket"
     (store.folder / "bucket" / "broken").mkdir()
     (store.folder / "bucket" / "broken" / "_schema.json").write_text("{")
 
     def forbidden():
-        store.requests(first=1, how=403)
+        store.fail(first=1, how=403)
         ParquetSource(f"{given}/train")
 
     for fail in (
@@ -177,63 +135,16 @@ def test_messages_show_no_secrets_of_a_url(store):
         assert not re.search("MINE|HIDDEN", str(error.value))
 
 
-@pytest.mark.parametrize("how", [500, 503, "reset", "cut"])
-def test_a_request_that_fails_is_tried_again(store, how):
-    source = ParquetSource(URL)
-    position = next(n for n in range(len(source)) if "/2.parquet" in source.location(n))
-    want = source.read(position).to_arrow()
-    store.requests(first=1, how=how, method="GET", key="/2.parquet")
-    assert source.read(position).to_arrow().equals(want)
-    assert [r["fault"] for r in store.requests() if r["method"] == "GET"] == [how, None]
-
-
 @pytest.mark.usefixtures("no_thread_is_left")
-def test_a_request_that_keeps_failing_is_named_with_its_tries_and_ends_the_pass(store):
+def test_a_request_that_keeps_failing_is_named_and_ends_the_pass(store):
     copied = pickle.loads(pickle.dumps(ParquetSource(URL)))
     loader = loader_of(copied)
-    store.requests(first=1000, how=500, method="HEAD", key="7.parquet")
+    store.fail(first=1000, how=500, method="HEAD", key="7.parquet")
     place = re.escape(f"{URL}/day=1/7.parquet")
     with pytest.raises(
         ParquetError, match=rf"row group \d of {place}: .*the object store failed .*500"
     ):
         list(loader)
-    failed = [r for r in store.requests() if r["fault"]]
-    assert 3 <= len(failed) <= 3 * GROUPS  # its row groups may have been read at the same time
-
-
-def test_a_pass_over_local_files_resumes_after_they_were_copied_to_the_store(store):
-    loader = loader_of(store.folder / "bucket" / "train")
-    batches = iter(loader)
-    for _ in range(50):
-        next(batches)
-    state = json.dumps(loader.state_dict())
-    rest = plain(batches)
-    resumed = loader_of(URL)
-    resumed.load_state_dict(json.loads(state))
-    assert plain(resumed) == rest
-
-
-def test_an_object_written_again_is_noticed_by_its_time(store):
-    write(store.folder / "bucket" / "other")
-    loader = loader_of("s3://bucket/other")
-    state, source = loader.state_dict(), loader.source
-    path = store.folder / "bucket" / "other" / "day=1" / "1.parquet"
-    table = pq.read_table(path)
-    order = np.arange(GROUPS * ROWS)
-    order[:2] = [1, 0]
-    time_ns = path.stat().st_mtime_ns + 10**9  # a store tells full seconds
-    pq.write_table(table.take(order), path, row_group_size=ROWS, write_page_checksum=True)
-    os.utime(path, ns=(time_ns, time_ns))
-    position = next(n for n in range(len(source)) if path.name in source.location(n))
-    with pytest.raises(
-        ParquetError,
-        match=r"1\.parquet: the file has changed since it was opened\. Open the source again",
-    ):
-        source.read(position)
-    table = table.set_column(1, "x", pa.array(np.zeros(GROUPS * ROWS, "float32")))
-    pq.write_table(table, path, row_group_size=ROWS)
-    with pytest.raises(ValueError, match="footers"):
-        loader_of("s3://bucket/other").load_state_dict(state)
 
 
 def test_the_code_of_the_page_fits_as_on_local_files_and_trains_from_the_store(store, monkeypatch):

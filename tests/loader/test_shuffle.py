@@ -66,25 +66,6 @@ def test_more_parts_in_a_chunk_are_a_better_shuffle_and_smaller_chunks_a_worse_o
     assert by_rows == sorted(by_rows)
 
 
-WORTH = [  # (rows, of a row group, arguments, least worth of a batch; what 0.1.0 gave)
-    (4_000_000, 1_000_000, {}, 12, 17),
-    (2_000_000, 65_536, {}, 30, 150),
-    (2_000_000, 10_000, {}, 60, 100),
-    (2_000_000, 1000, {}, 80, 98),
-    (4_000_000, 1_000_000, {"memory_budget": "64MB"}, 6, 7),
-    (2_000_000, 10_000, {"memory_budget": "16MB"}, 10, 31),
-]  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:the shuffle is poor")
-@pytest.mark.parametrize(("rows", "row_group_rows", "changes", "least", "before"), WORTH)
-def test_a_batch_of_time_sorted_rows_is_worth_what_it_was(
-    tmp_path, rows, row_group_rows, changes, least, before
-):
-    found = worth(loader_of(write(tmp_path, rows, row_group_rows), **changes))
-    assert found >= least, (found, before)
-
-
 # ---- files that do not allow for it --------------------------------------------------------------
 
 FEW_ROWS = 1_200_000  # more than an automatic chunk

@@ -45,7 +45,7 @@ def arrays(batch):
     return {name: tensor.numpy() for name, tensor in inputs.items()}, label.numpy()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     files=files_drawn.filter(lambda files: sum(map(sum, files)) > 0),
     size=st.integers(1, 40) | st.integers(1, 400),
@@ -102,7 +102,6 @@ def test_fit_trains_on_each_batch_and_after_a_resume_on_the_rest(tmp_path):
     [
         (pa.array([1, None, 3]), "nulls"),
         (pa.array([1.0, np.nan, 3.0]), "NaN"),
-        (pa.array(["a", "b", "c"]), "numbers"),
         (pa.array([[1], [2], [3]]), "numbers"),
     ],
 )

@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.support import processes
 
 both = pytest.mark.parametrize("backend", ["jax", "torch"])
 
@@ -39,17 +38,9 @@ def plain_model():
 """
 
 
-def run(backend, folder, code, **more):
-    """Run the code with more environment variables; returns what it printed last, as JSON."""
+def run(backend, folder, code):
+    """Run the code; returns what it printed last, as JSON."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: pip install {backend}")
-    environment = {**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", **more}
-    result = subprocess.run(
-        [sys.executable, "-c", COMMON + code, folder],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout.splitlines()[-1])
+    environment = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
+    return json.loads(processes.run(COMMON + code, folder, **environment).splitlines()[-1])

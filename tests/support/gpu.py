@@ -6,8 +6,6 @@ They need little, so that they run on a host that has pytest and hypothesis but 
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,21 +19,6 @@ ON_GPU = [
     pytest.mark.skipif(MISSING is not None, reason=f"needs an NVIDIA GPU with cuDF: {MISSING}"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(code: str, *arguments: object, **environment: str) -> str:
-    """Run code in a process of its own, from the project's root; returns what it printed."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
 
 
 def copied_bytes(log_dir: str | Path) -> dict[str, int]:

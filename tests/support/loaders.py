@@ -1,6 +1,8 @@
 """Loaders with common settings; what they must not leave behind: threads, memory of batches."""
 
 import gc
+import itertools
+import json
 import os
 import threading
 import time
@@ -20,6 +22,12 @@ def loader_with(batch_size=64, **settings):
         return KerasSequenceLoader(source, batch_size, **{**settings, **changes})
 
     return loader_of
+
+
+def after(loader, count):
+    """Take some batches; return the state as another process would get it."""
+    assert len(list(itertools.islice(loader, count))) == count
+    return json.loads(json.dumps(loader.state_dict()))
 
 
 def reader_threads():

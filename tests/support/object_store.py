@@ -1,7 +1,7 @@
-"""An S3 server in a process of its own, with delays and faults that a test asks for.
+"""An S3 server in a process of its own, with faults that a test asks for.
 
 `python -m tests.support.object_store FOLDER` serves the folders in FOLDER as buckets and prints its
-port. A POST to /-/ sets the delay and the faults, and answers with the requests since the last one.
+port. A POST to /-/ sets the faults.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import contextlib
 import http.server
 import json
 import os
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -41,17 +39,15 @@ class ObjectStore:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def requests(self, delay_ms: float = 0, **fault) -> list[dict]:
-        """Return the requests since the last call; set the delay and the fault of those to come.
+    def fail(self, **fault) -> None:
+        """Set the fault of the requests to come, none without arguments.
 
         Args:
-            delay_ms: before each answer.
             fault: `first`: how many requests fail, of those with `method` and `key` (a part of the
-                path); `how`: HTTP status, "reset" or "cut" (the body ends half way).
+                path); `how`: their HTTP status.
         """
-        body = json.dumps({"delay_ms": delay_ms, **fault}).encode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/", body, timeout=10) as answer:
-            return json.load(answer)
+        body = json.dumps(fault).encode()
+        urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/", body, timeout=10).close()
 
 
 @contextlib.contextmanager
@@ -74,7 +70,7 @@ def object_store(folder: Path):
 def serve(folder: Path) -> None:
     import localbucket
 
-    settings, seen, begun, lock = {"delay_ms": 0}, [], [], threading.Condition()
+    settings, lock = {}, threading.Lock()
 
     class Handler(localbucket.S3Handler):
         data_root = folder
@@ -98,49 +94,18 @@ def serve(folder: Path) -> None:
         def _dispatch(self, action):
             if self.path == "/-/":
                 new = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:  # a client may have its answer before the request is noted
-                    lock.wait_for(lambda: len(begun) == len(seen), timeout=2)
-                    begun.clear()
+                with lock:
                     settings.clear()
                     settings.update(new)
-                    log, seen[:] = [*seen], []
-                return self._send(200, json.dumps(log).encode())
-            with lock:
-                begun.append(self)
-            started, fault = time.monotonic(), self.fault()
-            time.sleep(settings["delay_ms"] / 1000)
-            if isinstance(fault, int):
+                return self._send(200, b"")
+            fault = self.fault()
+            if fault:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 codes = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
                 code = codes[fault]
                 self._send_error(localbucket.S3Error(fault, code, f"a {code} that was asked for"))
-            elif fault == "reset":
-                linger = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                self.connection.close()
-                self.close_connection = True
             else:
-                self.cut = fault == "cut"
                 super()._dispatch(action)
-            with lock:
-                seen.append({
-                    "method": self.command, "path": self.path, "fault": fault,
-                    "range": self.headers.get("Range"), "start": started, "end": time.monotonic(),
-                })  # fmt: skip
-                lock.notify_all()
-
-        def _send_file(self, status, file, start, length, headers, include_body):
-            self._send_headers(status, length, headers)
-            if not include_body:
-                return
-            if not self.cut:
-                self.wfile.flush()
-                self.connection.sendfile(file, start, length)  # leaves the cores to the test
-                return
-            file.seek(start)
-            self.wfile.write(file.read(length // 2))
-            self.wfile.flush()
-            self.close_connection = True
 
     class Server(http.server.ThreadingHTTPServer):
         daemon_threads = True

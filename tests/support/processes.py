@@ -22,6 +22,21 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def run(code, *arguments, **environment):
+    """Run code in a process of its own, from the project's root; returns what it printed."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
 @contextlib.contextmanager
 def started(arguments, output, cwd=None, **environment):
     """Start Python with these arguments; it ends with the block, at the latest.
