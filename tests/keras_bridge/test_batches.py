@@ -1,6 +1,5 @@
-"""Tensors over memory of ours, batches with a type for tf.function, and what a GPU would copy."""
+"""Tensors over memory of ours, and batches with a type for tf.function."""
 
-import functools
 import gc
 import sys
 
@@ -8,16 +7,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import kernels, op_def_registry
 
 from tests.support.loaders import loader_with
 from tutorlib.columns import Ragged
 from tutorlib.keras_bridge.backend import tensor_maker, unstacking_maker
 from tutorlib.keras_bridge.batch_types import TypedBatch, with_types
 from tutorlib.memory import aligned_empty
-from tutorlib.models import DLRM, WideAndDeep, movielens_network
-from tutorlib.optimizers import RowSparseAdam
-from tutorlib.schema import Column, Schema
 
 # ---- tensors ------------------------------------------------------------------------------------
 
@@ -150,134 +145,3 @@ def test_lists_of_any_length_are_traced_for_as_often_as_without_types(folder, fo
         return [function(made(batch)).numpy() for batch in loader], len(traced)
 
     assert traces(with_types(["m"])) == traces(tuple)
-
-
-# ---- copies to the host, told by TensorFlow's own kernels ---------------------------------------
-#
-# TensorFlow's wheels for CUDA know all their kernels on any machine: which ops have one for a GPU,
-# for which types, and which of its arguments and results it wants in the host's memory.
-
-SMALL = 64  # elements: sizes and the like may be anywhere
-
-
-@functools.cache
-def _kernels(op_type):
-    known = kernels.get_registered_kernels_for_op(op_type).kernel
-    found = [kernel for kernel in known if kernel.device_type in ("GPU", "DEFAULT")]
-    return sorted(found, key=lambda kernel: kernel.device_type == "DEFAULT")
-
-
-def knows_gpu_kernels():
-    """Return whether this TensorFlow is one for CUDA."""
-    return any(kernel.device_type == "GPU" for kernel in _kernels("MatMul"))
-
-
-def _kernel_of(op):
-    def fits(constraint):
-        given, allowed = op.get_attr(constraint.name), constraint.allowed_values.list.type
-        return not allowed or given.as_datatype_enum in allowed
-
-    return next((k for k in _kernels(op.type) if all(map(fits, k.constraint))), None)
-
-
-def _on_host(op, arguments, host):
-    """Return for each tensor that makes up the arguments whether it is among those on the host."""
-    flags = []
-    for argument in arguments:
-        count = 1
-        if argument.number_attr:
-            count = op.get_attr(argument.number_attr)
-        elif argument.type_list_attr:
-            count = len(op.get_attr(argument.type_list_attr))
-        flags += [argument.name in host] * count
-    return flags
-
-
-def moves(function, *arguments):
-    """Return what would be copied between a GPU and the host: {"op: dtype [shape], direction"}.
-
-    Args:
-        function: a `tf.function` that calls no other.
-        arguments: int32 ones come in the host's memory, as TensorFlow has them, others on the GPU.
-    """
-    memory, found = {}, set()
-    for op in function.get_concrete_function(*arguments).graph.get_operations():
-        assert "PartitionedCall" not in op.type, f"{op.name} calls a function"
-        if op.type == "Placeholder":
-            where = "host" if op.outputs[0].dtype == tf.int32 else "GPU"
-            memory[op.outputs[0].ref()] = where
-            continue
-        if op.type == "Const":
-            continue
-        definition, kernel = op_def_registry.get(op.type), _kernel_of(op)
-        wanted, given = [True] * len(op.inputs), [True] * len(op.outputs)
-        if kernel is not None:
-            wanted = _on_host(op, definition.input_arg, kernel.host_memory_arg)
-            given = _on_host(op, definition.output_arg, kernel.host_memory_arg)
-        memory |= {
-            tensor.ref(): "host" if on_host else "GPU"
-            for tensor, on_host in zip(op.outputs, given, strict=True)
-        }
-        for tensor, on_host in zip(op.inputs, wanted, strict=True):
-            here, there = memory.get(tensor.ref()), "host" if on_host else "GPU"
-            size = tensor.shape.num_elements()
-            small = tensor.dtype == tf.resource or (size is not None and size <= SMALL)
-            if here not in (None, there) and not small:
-                found.add(f"{op.type}: {tensor.dtype.name} {tensor.shape}, {here} to {there}")
-    return found
-
-
-BATCH, VALUES = 4096, 9000
-needs_kernels = pytest.mark.skipif(
-    not knows_gpu_kernels(), reason="needs a TensorFlow that was built for CUDA"
-)
-ONE_HOT = [Column(f"C{i}", "categorical", cardinality=1000, embedding_dim=8) for i in range(3)]
-TAGS = Column("tags", "categorical", multi_hot=True, cardinality=500, embedding_dim=8)
-PLAIN = Schema([*ONE_HOT, Column("I1", "continuous"), Column("I2", "continuous")])
-LISTS = Schema([*PLAIN, TAGS])
-
-MODELS = {
-    "DLRM": lambda: DLRM(PLAIN, 8, [16], [16]),
-    "DLRM stacked": lambda: DLRM(PLAIN, 8, [16], [16], batch_layout="stacked"),
-    "WideAndDeep": lambda: WideAndDeep(LISTS, [16]),
-    "movielens_network": lambda: movielens_network(LISTS, [16]),
-}
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("tutorlib.layers.features.min_int_dtype_of_models", lambda: "int64")
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
-
-
-def moves_of_a_step(model, optimizer="adam"):
-    """Return what the model's train step would copy, given batches as a GPU's loader makes them."""
-    model.compile(optimizer, "binary_crossentropy", metrics=["auc"], jit_compile=False)
-    model.optimizer.build(model.trainable_variables)
-    inputs = {}
-    for tensor in model.inputs:
-        rows = VALUES if tensor.name.endswith("__values") else BATCH
-        dtype = tf.int64 if "int" in tensor.dtype else tf.float32
-        inputs[tensor.name] = tf.ones((rows, tensor.shape[1]), dtype)
-
-    @tf.function
-    def step(inputs, labels):
-        return model.train_step((inputs, labels))
-
-    return moves(step, inputs, tf.zeros((BATCH, 1)))
-
-
-@needs_kernels
-@pytest.mark.parametrize("optimizer", ["adam", RowSparseAdam])
-@pytest.mark.parametrize("name", MODELS)
-def test_nothing_of_a_batch_goes_to_the_host(as_on_a_gpu, name, optimizer):
-    made = optimizer if isinstance(optimizer, str) else optimizer()
-    assert moves_of_a_step(MODELS[name](), made) == set()
-
-
-@needs_kernels
-def test_a_model_with_int32_inputs_would_copy_them():
-    """What the widening is for; and that the test above can fail."""
-    found = moves_of_a_step(MODELS["WideAndDeep"]())
-    assert any(move.endswith("GPU to host") for move in found)
-    assert any(move.endswith("host to GPU") for move in found)

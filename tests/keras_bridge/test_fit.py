@@ -70,7 +70,7 @@ def network(learning_rate=0.1, **arguments):
 @pytest.fixture(scope="module")
 def constant():
     """A network that does not learn: the loss of an epoch is the mean over all rows."""
-    return network(learning_rate=0.0, weighted_metrics=["mae"])
+    return network(learning_rate=0.0)
 
 
 def order_of(loader, epochs):
@@ -83,10 +83,7 @@ def order_of(loader, epochs):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize(
-    ("steps", "steps_per_execution"),
-    [(None, 1), (3, 1), (8, 2), (1, 3), (3, 2), (None, 3), (11, 1)],
-)
+@pytest.mark.parametrize(("steps", "steps_per_execution"), [(None, 1), (3, 2), (None, 3), (11, 1)])
 def test_fit_trains_on_the_batches_of_the_loader_in_turn(folder, steps, steps_per_execution):
     """Also across epochs of fit that end within an epoch of the loader, or go beyond one."""
     model = network(run_eagerly=True, steps_per_execution=steps_per_execution)
@@ -126,7 +123,7 @@ def test_predict_gives_the_rows_in_the_order_of_the_loader(folder, columns, cons
         np.testing.assert_allclose(predicted, want[rows], rtol=1e-6)
 
 
-@pytest.mark.parametrize("drawn", [1, 2, 3])
+@pytest.mark.parametrize("drawn", [1, 3])
 def test_batches_drawn_to_build_a_model_are_given_again_and_trained_ones_never(folder, drawn):
     """As Keras draws them on JAX and PyTorch; all three as with as many steps an execution."""
     loader, model = loader_of(folder, 200), network()
@@ -157,40 +154,18 @@ def read_everything(loader):
     return len(loader), repr(loader), loader._repr_html_(), 1 / loader.num_batches
 
 
-def reading(*loaders):
-    """Return a callback that reads all that loaders say of themselves, at every hook of Keras."""
-    callback = keras.callbacks.Callback()
-    for name in dir(callback):
-        if name.startswith("on_"):
-            setattr(callback, name, lambda *_, **__: list(map(read_everything, loaders)))
-    return callback
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("steps", [None, 1, 3, 4, 11])
-def test_a_callback_that_reads_all_a_loader_says_changes_no_batch(folder, steps):
-    """Over several fits, one that stops early, validation, and a resume within an epoch."""
+def test_a_callback_that_reads_all_a_loader_says_changes_no_batch(folder):
     trained = []
     for reads in (False, True):
-        loader = loader_of(folder)
-        valid = loader_of(folder, shuffle=False)
-        model, callbacks = network(run_eagerly=True), [reading(loader, valid)] if reads else []
-        stop = third_batch(lambda model: setattr(model, "stop_training", True))
-        common = {"steps_per_epoch": steps, "verbose": 0}
-        validation = {"validation_data": valid, "validation_steps": 2}
-        model.fit(loader, epochs=3, callbacks=callbacks, **validation, **common)
-        model.fit(loader, callbacks=[stop, *callbacks], **common)
-        state = loader.state_dict()
-        for function in (model.evaluate, model.predict):
-            function(valid, verbose=0, callbacks=callbacks)
-        model.fit(loader, epochs=2, callbacks=callbacks, **common)
-        resumed = loader_of(folder)
-        resumed.load_state_dict(state)
-        callbacks = [reading(resumed)] if reads else []
-        model.fit(resumed, epochs=2, callbacks=callbacks, verbose=0)
-        trained.append((model.rows, state, valid.position, resumed.position))
+        loader, model = loader_of(folder), network(run_eagerly=True)
+        callback = keras.callbacks.Callback()
+        if reads:
+            for hook in ("on_epoch_begin", "on_train_batch_end", "on_epoch_end"):
+                setattr(callback, hook, lambda *_, loader=loader: read_everything(loader))
+        model.fit(loader, epochs=3, steps_per_epoch=5, callbacks=[callback], verbose=0)
+        trained.append((model.rows, loader.state_dict()))
     assert trained[0] == trained[1]
-    assert len({tuple(batch) for batch in trained[0][0]}) > 2
+    assert len({tuple(batch) for batch in trained[0][0]}) == 15
 
 
 # ---- the numbers that fit reports -------------------------------------------------------------
@@ -203,34 +178,22 @@ def cross_entropy(model, columns):
     return -(y * np.log(probability) + (1 - y) * np.log(1 - probability))
 
 
-@pytest.mark.parametrize(
-    ("names", "form"), [([], "nnzs"), (["A"], "nnzs"), (["A"], "padded")], ids=str
-)
-def test_the_epoch_loss_is_right_beside_any_list_column(folder, columns, constant, names, form):
+@pytest.mark.parametrize("form", ["nnzs", "padded"])
+def test_the_epoch_loss_is_right_beside_any_list_column(folder, columns, constant, form):
     """Keras weighs it by the rows of the first input, in order of names."""
-    loader = loader_of(folder, cat_names=["row", *names], multi_hot=form)
+    loader = loader_of(folder, cat_names=["row", "A"], multi_hot=form)
     loss = constant.fit(loader, verbose=0).history["loss"]
     assert loss == pytest.approx([cross_entropy(constant, columns).mean()], rel=1e-5)
-    assert constant.evaluate(loader, verbose=0)[0] == pytest.approx(loss[0], rel=1e-5)
+    assert constant.evaluate(loader, verbose=0) == pytest.approx(loss[0], rel=1e-5)
 
 
-def test_weights_weigh_the_loss_and_the_metrics(folder, columns, constant):
-    """Keras divides the weighted sum of a batch by its rows, not by its weights."""
-    logs = constant.fit(loader_of(folder, weight_name="w"), verbose=0).history
-    want = (columns["w"] * cross_entropy(constant, columns)).mean()
-    assert logs["loss"] == pytest.approx([want], rel=1e-5)
-    error = np.abs(columns["click"] - constant({"x": columns["x"][:, None]}).numpy()[:, 0])
-    assert logs["mae"] == pytest.approx([np.average(error, weights=columns["w"])], rel=1e-5)
-
-
-@pytest.mark.parametrize("weight_name", [None, "w"])
-def test_each_output_has_its_own_label_and_loss(folder, columns, weight_name):
+def test_each_output_has_its_own_label_and_loss(folder, columns):
     x = keras.Input((1,), name="x")
     heads = {"click": keras.layers.Dense(1, "sigmoid")(x), "rating": keras.layers.Dense(1)(x)}
     model = keras.Model({"x": x}, heads)
     losses = {"click": "binary_crossentropy", "rating": "mean_squared_error"}
     model.compile(keras.optimizers.SGD(0.0), losses)
-    names = {"cat_names": [], "label_names": ["click", "rating"], "weight_name": weight_name}
+    names = {"cat_names": [], "label_names": ["click", "rating"], "weight_name": "w"}
     logs = model.fit(loader_of(folder, **names), epochs=2, verbose=0).history
     predicted = model.predict(loader_of(folder, cat_names=[], shuffle=False), verbose=0)
     assert predicted["click"].shape == predicted["rating"].shape == (ROWS, 1)
@@ -238,8 +201,7 @@ def test_each_output_has_its_own_label_and_loss(folder, columns, weight_name):
     outputs = {k: v.numpy()[:, 0] for k, v in model({"x": columns["x"][:, None]}).items()}
     y, p = columns["click"], outputs["click"].astype("float64")
     want = -(y * np.log(p) + (1 - y) * np.log(1 - p)) + (columns["rating"] - outputs["rating"]) ** 2
-    weights = columns[weight_name] if weight_name else 1
-    assert logs["loss"] == pytest.approx([(weights * want).mean()] * 2, rel=1e-5)
+    assert logs["loss"] == pytest.approx([(columns["w"] * want).mean()] * 2, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -391,14 +353,9 @@ Y = np.zeros((ROWS, 1), "float32")
 unshuffled = loader_with(BATCH, **{**NAMES, "cat_names": []}, shuffle=False)
 
 
-class WithPredictOfItsOwn(keras.Model):
-    def predict(self, x, **arguments):
-        return super().predict(x, **arguments)
-
-
-def regression(model_class=keras.Model):
+def regression():
     inputs = {"x": keras.Input((1,), name="x")}
-    model = model_class(inputs, keras.layers.Dense(1)(inputs["x"]))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
     model.compile(keras.optimizers.SGD(0.1), "mse", weighted_metrics=["mae"])
     return model
 
@@ -453,37 +410,25 @@ def test_arguments_of_validation_data_are_refused_likewise(folder, model):
         regression().fit({"x": Y}, Y, **valid, verbose=0)
 
 
-def test_arguments_for_training_on_arrays_leave_a_validation_loader_alone(folder, columns):
-    model, x, y = regression(), {"x": columns["x"][:, None]}, columns["click"][:, None]
-    given = {"batch_size": 10, "class_weight": {0: 1.0, 1: 1.0}, "shuffle": False}
-    valid = unshuffled(folder)
-    history = model.fit(x, y, validation_data=valid, epochs=2, verbose=0, **given).history
-    assert history["val_loss"][-1] == pytest.approx(model.evaluate(x, y, verbose=0)[0], rel=1e-5)
-
-
 @pytest.mark.parametrize("given", [{"class_weight": {0: 1.0}}, {"batch_size": 8}, {"y": Y}])
 def test_timed_batches_refuse_what_keras_would_ignore(folder, model, given):
     with pytest.raises(ValueError, match=f"{next(iter(given))}.* with timed batches has no effect"):
         model.fit(TimedBatches(unshuffled(folder)), verbose=0, **given)
 
 
-@pytest.mark.parametrize("given", [lambda loader: loader, lambda loader: (loader,)])
-def test_the_training_loader_as_validation_data_is_refused(folder, model, given):
+def test_the_training_loader_as_validation_data_is_refused(folder, model):
     """Validation would take every other epoch: training would be on epochs 0, 2, 3."""
     loader, other = unshuffled(folder), unshuffled(folder)
-    with pytest.raises(ValueError, match="batch_size=8"):
-        model.fit(loader, batch_size=8, verbose=0)  # leaves the loader where it is, too
     with pytest.raises(ValueError, match=r"the same that fit trains on: .*made with the same arg"):
-        model.fit(loader, validation_data=given(loader), epochs=2, verbose=0)
+        model.fit(loader, validation_data=(loader,), epochs=2, verbose=0)
     assert loader.epoch == 0
-    model.fit(loader, validation_data=given(other), epochs=2, verbose=0)
+    model.fit(loader, validation_data=other, epochs=2, verbose=0)
     assert loader.epoch == 2
 
 
-@pytest.mark.parametrize("model_class", [keras.Model, WithPredictOfItsOwn])
-def test_predict_on_rows_out_of_order_is_refused(folder, model_class):
+def test_predict_on_rows_out_of_order_is_refused(folder, model):
     """Its predictions came shuffled, without a word."""
-    model, loader = regression(model_class), unshuffled(folder, shuffle=True)
+    loader = unshuffled(folder, shuffle=True)
     with pytest.raises(ValueError, match=r"predict with .* that shuffles .*loader\.predict\(model"):
         model.predict(loader, verbose=0)
     assert loader.epoch == loader.first_batch == 0
