@@ -105,10 +105,8 @@ def places_in(path):
     ("optimizer", "per_execution", "place"),
     [
         (lambda: None, 3, (0, 0, 12)),  # Adam with a schedule
-        (lambda: None, 16, (1, 1, 32)),
         (RowSparseAdam, 1, (1, 1, 7)),
         (lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9), 1, (1, 1, 7)),
-        (lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3), 1, (1, 1, 7)),
         (
             lambda: keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.RMSprop(0.01, centered=True), 4.0, dynamic_growth_steps=9
@@ -352,10 +350,10 @@ def never_killed(folder, tmp_path_factory):
     return finish(folder, tmp_path_factory.mktemp("reference") / "values.npz")
 
 
-TWICE = [pytest.param(n, [50, 25], marks=pytest.mark.slow) for n in (1, 5, 13)]
+TWICE = pytest.param(1, [50, 25], marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("every_n_batches", "kills"), [(5, [50]), *TWICE])
+@pytest.mark.parametrize(("every_n_batches", "kills"), [(5, [50]), TWICE])
 def test_a_training_killed_at_random_moments_ends_with_the_same_bits(
     folder, never_killed, tmp_path, every_n_batches, kills
 ):

