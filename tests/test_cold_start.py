@@ -26,8 +26,8 @@ def ratings():
     stars = 3.5 + random.normal(0, 0.5, USERS)[users] + random.normal(0, 0.6, ITEMS)[items]
     stars += random.normal(0, 0.6, len(users))
     by_time = np.argsort(time)
-    table = pa.table({"user": users, "item": items, "stars": stars.astype(np.float32)})
-    table = table.append_column("liked", pa.array((stars > 3.5).astype(np.float32)))
+    liked = (stars > 3.5).astype(np.float32)
+    table = pa.table({"user": users, "item": items, "liked": liked})
     cut = int(0.7 * len(users))
     earlier, later = table.take(by_time[:cut]), table.take(by_time[cut:])
     known = np.isin(later["user"].to_numpy(), earlier["user"].to_numpy())
@@ -35,33 +35,23 @@ def ratings():
     return earlier, later
 
 
-LOSSES = {
-    "stars": (None, "mse", lambda y, p: np.square(y - p)),
-    "liked": (
-        "sigmoid",
-        "binary_crossentropy",
-        lambda y, p: -(y * np.log(p) + (1 - y) * np.log(1 - p)),
-    ),
-}
-
-
-@pytest.mark.parametrize("label", LOSSES)
-def test_rows_of_new_users_are_scored_no_worse_than_by_a_constant(ratings, label):
+def test_rows_of_new_users_are_scored_no_worse_than_by_a_constant(ratings):
     earlier, later = ratings
-    activation, name, loss = LOSSES[label]
     keras.utils.set_random_seed(1)
-    workflow = Workflow(["user", "item"] >> Categorify(), [label], label_names=[label])
+    workflow = Workflow(["user", "item"] >> Categorify(), ["liked"], label_names=["liked"])
     train = KerasSequenceLoader(earlier, 256, seed=1).map(workflow.fit(earlier))
     valid = KerasSequenceLoader(later, 1024, shuffle=False).map(workflow)
     inputs = keras_inputs(train.schema)
     hidden = keras.layers.Dense(32, "relu")(DenseFeatures(train.schema)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(1, activation)(hidden))
-    model.compile(keras.optimizers.Adam(0.005), name)
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(keras.optimizers.Adam(0.005), "binary_crossentropy")
     model.fit(train, epochs=4, verbose=0)
-    labels = later[label].to_numpy()
-    scored = loss(labels, model.predict(valid, verbose=0)[:, 0]).mean()
-    constant = loss(labels, earlier[label].to_numpy().mean()).mean()
-    assert scored < constant
+    liked, constant = later["liked"].to_numpy(), earlier["liked"].to_numpy().mean()
+    losses = [
+        np.where(liked, -np.log(probability), -np.log(1 - probability)).mean()
+        for probability in (model.predict(valid, verbose=0)[:, 0], constant)
+    ]
+    assert losses[0] < losses[1]
 
 
 def test_a_null_where_training_had_none_is_the_trained_unknown_id_on_every_path(ratings, tmp_path):
