@@ -24,14 +24,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.schema import element_type, is_number, remedy_for, type_row, vector_type
+from tutorlib.schema import is_number, remedy_for, type_row, vector_type
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -87,10 +87,6 @@ class Chunk(Mapping[str, Any]):
     def select(self, names: Sequence[str]) -> Chunk:
         """Return the named columns, in the order of `names`."""
         return Chunk({name: self[name] for name in names})
-
-    def drop(self, names: Sequence[str]) -> Chunk:
-        """Return all columns but the named ones."""
-        return Chunk({name: column for name, column in self.items() if name not in names})
 
     def with_columns(self, columns: Mapping[str, Any]) -> Chunk:
         """Return a chunk with the given columns added or replaced."""
@@ -352,7 +348,7 @@ def flat_values(column: Any) -> Any:
     """
     if isinstance(column, Ragged):
         return column.values
-    return map_arrays(lambda array: array.reshape(-1), column) if is_vectors(column) else column
+    return _reshaped(column, (-1,)) if is_vectors(column) else column
 
 
 def with_flat_values(column: Any, values: Any) -> Any:
@@ -370,8 +366,13 @@ def with_flat_values(column: Any, values: Any) -> Any:
         return values
     if not is_array(parts_of(values)[0]):
         return Ragged(values, as_lists(column).offsets)
-    shape = parts_of(column)[0].shape
-    return map_arrays(lambda array: array.reshape(shape), values)
+    return _reshaped(values, parts_of(column)[0].shape)
+
+
+def _reshaped(column: Any, shape: tuple[int, ...]) -> Any:
+    values, valid = parts_of(column)
+    values = values.reshape(shape)
+    return values if valid is None else Masked(values, valid.reshape(shape))
 
 
 def with_null_rows(vectors: Any, valid: Array) -> Any:
@@ -435,56 +436,7 @@ def as_vectors(lists: Ragged, length: int, first_row: int = 0) -> Any:
     return with_null_rows(take(vectors, np.maximum(np.cumsum(valid) - 1, 0)), valid)
 
 
-# Values of one type as another.
-
-
-def converted(column: Any, kind: tuple[str, bool]) -> Any:
-    """Return a column with the type `kind`, for which `type_mismatch` finds no remedy to be needed.
-
-    Each value stays the number, time or text that it is. Integers that the type cannot hold keep
-    their own; floating-point numbers are rounded.
-
-    Raises:
-        ValueError: for a time or an integer without an equal in the type, a floating-point number
-            beyond its range, or a list whose length is not that of the vectors.
-
-    Example:
-        >>> converted(np.array(["1970-01-02"], "datetime64[D]"), ("datetime64[s]", False)).tolist()
-        [datetime.datetime(1970, 1, 2, 0, 0)]
-    """
-    if column_type(column) == tuple(kind):
-        return column
-    dtype, length = element_type(kind[0])
-    if length is not None and isinstance(column, Ragged):
-        column = as_vectors(column, length)
-    column = as_lists(column) if kind[1] else column
-    flat = flat_values(column)
-    values, valid = parts_of(flat)
-    if not is_array(values) or values.dtype == dtype:
-        return column
-    used = values if valid is None else values[valid]
-    if values.dtype.kind + np.dtype(dtype).kind in ("ii", "iu", "ui", "uu"):
-        limits = np.iinfo(dtype)
-        fits = not len(used) or (limits.min <= int(used.min()) and int(used.max()) <= limits.max)
-        return with_flat_values(column, with_nulls(values.astype(dtype), valid)) if fits else column
-    with np.errstate(over="ignore", invalid="ignore"):
-        made = values.astype(dtype)
-        if values.dtype.kind == "f":
-            wrong = np.isinf(made) & ~np.isinf(values)
-        else:  # compared as integers, so that not-a-time equals itself
-            back, bits = made.astype(values.dtype), f"i{values.itemsize}"
-            wrong = back.view(bits) != values.view(bits)
-    wrong = wrong if valid is None else wrong & valid
-    if bool(wrong.any()):
-        place = int(wrong.argmax())
-        lists = as_lists(column)
-        ends = lists.offsets[1:] if isinstance(lists, Ragged) else np.arange(1, len(values) + 1)
-        row = int(np.searchsorted(ends, place, side="right"))
-        raise ValueError(f"{values[place]} at row {row} has no equal in it")
-    return with_flat_values(column, with_nulls(made, valid))
-
-
-# Rows and copies of a column of any kind.
+# Rows of a column of any kind.
 
 
 def take(column: Any, rows: Array) -> Any:
@@ -495,21 +447,6 @@ def take(column: Any, rows: Array) -> Any:
 def slice_rows(column: Any, start: int, stop: int) -> Any:
     """Return rows [start, stop) of a column of any kind, without copying an array."""
     return column[start:stop] if is_array(column) else column.slice(start, stop)
-
-
-def map_arrays(function: Callable[[Array], Array], column: Any) -> Any:
-    """Return a column of the same kind with `function(array)` for each array that it consists of.
-
-    Example:
-        >>> map_arrays(lambda array: array[:1], Masked(np.array([5, 6]), np.array([True, False])))
-        Masked(values=array([5]), valid=array([ True]))
-    """
-    if is_array(column):
-        return function(column)
-    parts = {field.name: getattr(column, field.name) for field in dataclasses.fields(column)}
-    return _kind(column)(
-        **{n: None if part is None else map_arrays(function, part) for n, part in parts.items()}
-    )
 
 
 def _kind(column: Any) -> type[Any]:

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
-from tutorlib.ops import Normalize
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import (
     ParquetError,
@@ -26,7 +25,7 @@ from tutorlib.parquet import (
     ParquetSource,
 )
 from tutorlib.parquet.files import OpenFiles
-from tutorlib.workflow import Workflow, split_rows
+from tutorlib.workflow import split_rows
 from tutorlib.workflow.split import RowShare
 
 
@@ -232,24 +231,6 @@ def test_a_pandas_frame_is_a_source_and_its_plain_index_is_no_column():
     assert rows_of(source) == {"a": [3, 2], "c": ["u", "u"]}
     with pytest.raises(ValueError, match=r"index \['a'\] is not a column. df.reset_index\(\)"):
         ParquetSource(frame.set_index("a"))
-
-
-UNUSABLE = {
-    "mixed types": [1, "a", None],
-    "lists and values": [[1], "a", 2.0],
-    "large integers": [2**70, 1, 2],
-    "complex numbers": [1j, 2, 3],
-}
-
-
-@pytest.mark.parametrize("case", UNUSABLE)
-def test_a_column_that_arrow_cannot_convert_is_refused_with_what_to_do(case):
-    frame = pd.DataFrame({"x": [1.0, 2.0, 4.0], "bad": UNUSABLE[case]})
-    fitted = Workflow(["x"] >> Normalize()).fit(frame[["x"]])
-    for call in (ParquetSource, fitted.transform):
-        with pytest.raises(ValueError, match=r"cannot become a table .* df\.drop\(columns="):
-            call(frame)
-    assert ParquetSource(frame.drop(columns=["bad"])).num_rows == 3
 
 
 def test_a_pickled_source_outlives_its_original():

@@ -155,7 +155,7 @@ ERRORS = {
     "ids as label": (lambda: Workflow(["label"] >> Categorify()), "Use LabelEncoder"),
     "fit without": (lambda: Workflow(["z"]).fit(DATA), r"\['z'\] are not in the data, which has"),
     "transform without": (
-        lambda: Workflow(["x", "n"]).fit(DATA).transform(DATA.drop(["n"])),
+        lambda: Workflow(["x", "n"]).fit(DATA).transform(DATA.select(["x"])),
         r"needs columns \['n'\]; there are",
     ),
     "transform with names misspelt": (

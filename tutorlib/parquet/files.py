@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
-from tutorlib.display import shortened
 from tutorlib.filesystems import (
     before_pattern,
     find_filesystem,
@@ -37,7 +36,6 @@ from tutorlib.filesystems import (
     store_errors,
     store_failure,
 )
-from tutorlib.schema import MOST_NAMED, type_row
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 TABLE_FORMATS = {  # {folder of a table's log: what to do}
@@ -329,7 +327,6 @@ class ParquetRows:
     Attributes:
         footer: its `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema` of the columns.
-        index_names: columns in which pandas has stored an index that has no name.
         row_counts: stored rows of each row group.
     """
 
@@ -345,7 +342,6 @@ class ParquetRows:
         self._idle = idle
         self.footer = footer = opened.metadata
         self.schema = opened.schema_arrow.remove_metadata()
-        self.index_names = _index_names(opened.schema_arrow)
         self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
         self.row_counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
 
@@ -508,23 +504,6 @@ class ParquetRows:
         return total
 
 
-def _index_names(schema: pa.Schema) -> list[str]:
-    """Return the columns in which pandas has stored an index that has no name.
-
-    Example:
-        >>> import pandas as pd
-        >>> rows = pd.DataFrame({"x": [1, 2, 3, 4]}).query("x != 2")
-        >>> _index_names(pa.Table.from_pandas(rows).schema)
-        ['__index_level_0__']
-    """
-    try:
-        described = schema.pandas_metadata or {}
-    except ValueError:  # it is damaged
-        return []
-    index = map(str, described.get("index_columns", ()))
-    return [name for name in index if re.fullmatch("__index_level_[0-9]+__", name)]
-
-
 class TableRows:
     """Rows of a pyarrow Table as a file of row groups; nothing is copied.
 
@@ -539,11 +518,7 @@ class TableRows:
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
-        for place, column in enumerate(table.columns):
-            if not all(map(_is_regular, column.chunks)):
-                table = table.set_column(place, names[place], _without_dictionary(column))
         self.table, self.schema = table, table.schema
-        self.index_names = _index_names(table.schema)
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
 
@@ -577,27 +552,6 @@ class TableRows:
             for table in self.tables(index, self.schema.names, None):
                 digest.update(table.combine_chunks().to_batches()[0].serialize())
         return digest.hexdigest()[:16]
-
-
-def _is_regular(array: pa.Array) -> bool:
-    """Return whether a dictionary has each value once, and no null, as those of Parquet files."""
-    if (
-        not pa.types.is_dictionary(array.type)
-        or type_row(str(array.type.value_type)).kind == "other"
-    ):
-        return True
-    values = array.dictionary
-    return not values.null_count and len(_without_views(values).unique()) == len(values)
-
-
-def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    parts = [_without_views(part.dictionary).take(part.indices) for part in column.chunks]
-    return pa.chunked_array(parts)
-
-
-def _without_views(values: pa.Array) -> pa.Array:
-    """Return strings of a kind that all functions of Arrow take."""
-    return values.cast(pa.large_string()) if str(values.type) == "string_view" else values
 
 
 def _leaf_count(kind: pa.DataType) -> int:
@@ -664,7 +618,11 @@ def _opened(file: DataFile, idle: OpenFiles) -> ParquetRows:
                 pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96_UNIT
             )
             if parquet.metadata.serialized_size + 8 != len(footer):
-                _refuse_encrypted(file, pq.ParquetFile(opened, metadata=parquet.metadata))
+                # Arrow ends the process if it is asked for statistics of an encrypted column.
+                raise ParquetError(
+                    f"{file.path}: its footer has another length than it says, as with encrypted "
+                    "columns. Keys cannot be given: write the file again, without encryption."
+                )
             _refuse_wrong_counts(file, parquet.metadata)
             digest = hashlib.sha256(footer).hexdigest()[:16]
             return ParquetRows(file, parquet, digest, idle)
@@ -709,25 +667,6 @@ def footer_crc(footer: bytes) -> tuple[int, bytes, bytes] | None:
     return place, footer[place : place + len(NO_CRC)], b"%08x" % zlib.crc32(zeroed)
 
 
-def _refuse_encrypted(file: DataFile, parquet: pq.ParquetFile) -> None:
-    """Raise ParquetError for a file with more behind its footer, such as a signature.
-
-    Arrow ends the process if it is asked for the statistics of an encrypted column.
-    """
-    encrypted = []
-    for name in parquet.schema_arrow.names:
-        try:
-            next(parquet.iter_batches(1, columns=[name]), None)
-        except OSError:
-            encrypted.append(name)
-    if encrypted:
-        raise ParquetError(
-            f"{file.path}: the columns [{shortened(map(repr, encrypted), MOST_NAMED)}] cannot be "
-            "read. If they are encrypted: keys cannot be given; write the file without encryption."
-        )
-    raise ParquetError(f"{file.path}: its footer has another length than it says. Write it again.")
-
-
 def _refuse_wrong_counts(file: DataFile, footer: pq.FileMetaData) -> None:
     """Raise ParquetError for a footer whose numbers contradict each other, as after a flipped bit.
 
@@ -758,7 +697,8 @@ def table_of(data: Any) -> pa.Table:
 
     Raises:
         TypeError: for anything else; it says what to do instead.
-        ValueError: for a DataFrame whose index has a name, or a column that Arrow cannot convert.
+        ValueError: for a DataFrame whose index has a name.
+        pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert; it names it.
     """
     if isinstance(data, Chunk):
         return data.to_arrow()
@@ -770,15 +710,7 @@ def table_of(data: Any) -> pa.Table:
                 f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
                 "df.reset_index(drop=True) leaves it out."
             )
-        try:
-            table = pa.Table.from_pandas(data, preserve_index=False)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            said = " ".join(map(str, error.args))
-            raise ValueError(
-                f"the DataFrame cannot become a table of Arrow: {said}. Give the column one type, "
-                "or leave it out: df.drop(columns=[...])."
-            ) from error
-        return table.replace_schema_metadata(None)
+        return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
     if hasattr(data, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowException):  # a stream of values, not of rows
             return pa.RecordBatchReader.from_stream(data).read_all()

@@ -49,6 +49,7 @@ from tutorlib.schema import (
 )
 
 Names = Sequence[str]  # of columns
+INDEX_NAME = re.compile("__index_level_[0-9]+__")
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
 
 
@@ -166,8 +167,8 @@ class ParquetSource:
 
     @property
     def index_names(self) -> set[str]:
-        """Names of the columns in which pandas has stored an index without a name."""
-        return {name for stored in self._stored for name in stored.index_names}
+        """Names of the columns in which pandas stores an index without a name."""
+        return {name for name in self.column_types if INDEX_NAME.fullmatch(name)}
 
     @property
     def is_local(self) -> bool:
@@ -259,13 +260,13 @@ class ParquetSource:
         """Return a source that reads strings without decoding dictionaries.
 
         Reading 26 columns of 8 hex digits takes 0.4 of the time of plain strings, counting them a
-        tenth. Strings within lists are read as plain strings.
+        tenth. Strings within lists, and those of rows in memory, are read as plain strings.
 
         Args:
             column: returns an Arrow array of strings, dictionary-encoded where the file has them
                 so, as a column of a chunk: `tutorlib.ops.encoded.encoded_column`.
         """
-        return self._changed(_string_column=column, _encoded=True)
+        return self._changed(_string_column=column, _encoded=bool(self.paths))
 
     def _changed(self, **attributes: Any) -> ParquetSource:
         other = copy.copy(self)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tutorlib import ops, output
-from tutorlib.columns import Chunk, converted
+from tutorlib.columns import Chunk
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
@@ -32,6 +32,7 @@ from tutorlib.schema import (
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import fit_graph, unfitted_ops
 from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
+from tutorlib.workflow.types import converted
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
