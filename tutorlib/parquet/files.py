@@ -698,7 +698,8 @@ def table_of(data: Any) -> pa.Table:
     Raises:
         TypeError: for anything else; it says what to do instead.
         ValueError: for a DataFrame whose index has a name.
-        pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert; it names it.
+        pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert.
+        OverflowError: for integers of a DataFrame beyond 64 bits.
     """
     if isinstance(data, Chunk):
         return data.to_arrow()
