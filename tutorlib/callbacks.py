@@ -8,10 +8,8 @@ measure a training and never change how it trains: throughput, stalls, and valid
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
-import re
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -29,14 +27,14 @@ from tutorlib.output import local_path
 
 # ---- LoaderCheckpoint ----------------------------------------------------------------------------
 
-CHECKPOINT = re.compile(r"(\d+)-epoch-\d+-batch-\d+-[0-9a-f]{16}\.npz")
-UNFINISHED = "unfinished.npz"
+CHECKPOINT, UNFINISHED = "checkpoint.bin", "unfinished.bin"
+CHECKSUM_BYTES = 32  # at the beginning of the file: SHA-256 of the rest, which is NumPy's npz
 
 
 class LoaderCheckpoint(keras.callbacks.Callback):
     """Saves model, optimizer and the position in the data together, so that `fit` can resume.
 
-    A `fit` that is killed at any moment and resumes from the newest checkpoint ends with the same
+    A `fit` that is killed at any moment and resumes from its checkpoint ends with the same
     weights, bit for bit, as one that was never interrupted, if the steps themselves are
     deterministic (`keras.utils.set_random_seed`, `tf.config.experimental.enable_op_determinism`).
     Put it last in the list of callbacks, after those that change the model or its learning rate.
@@ -47,8 +45,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     current epoch, the state of other callbacks (EarlyStopping's best value), random number
     generators outside of layers, and optimizers other than `model.optimizer`.
 
-    A checkpoint is one file, `NUMBER-epoch-E-batch-B-CHECKSUM.npz`. It is flushed to disk before it
-    gets its name, so it is whole or absent, also after a power failure. Training waits meanwhile,
+    The checkpoint is one file, `checkpoint.bin`, which the next one replaces. It is flushed to disk
+    before it gets its name, so it is whole, also after a power failure. Training waits meanwhile,
     and the variables are copied in memory.
 
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
@@ -56,19 +54,18 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     are split over processes cannot be saved.
 
     Args:
-        path: folder for the checkpoints of one training alone; created if missing.
+        path: folder for the checkpoint of one training alone; created if missing.
         loader: the `KerasSequenceLoader` that `fit` is given.
         every_n_batches: save after batches n, 2n, ... of each epoch, at least 1, and at its end;
             with `steps_per_execution`, at the end of the execution. None saves only at the end of
             each epoch.
-        keep: checkpoints to keep, at least 1; older ones are removed.
 
     Raises:
-        ValueError: if `every_n_batches` or `keep` is below 1.
+        ValueError: if `every_n_batches` is below 1.
         RuntimeError: from `fit`, if something else takes batches from the loader, or `fit` is given
             another one.
-        FileExistsError: from `fit`, if `path` holds checkpoints that were not restored.
-        OSError: from `fit`, if a checkpoint cannot be written; the earlier ones remain.
+        FileExistsError: from `fit`, if `path` holds a checkpoint that was not restored.
+        OSError: from `fit`, if a checkpoint cannot be written; the one before remains.
 
     Example:
         >>> loader = KerasSequenceLoader("data/train", 65536, ["label"])  # doctest: +SKIP
@@ -83,17 +80,16 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         path: str | os.PathLike[str],
         loader: KerasSequenceLoader,
         every_n_batches: int | None = None,
-        keep: int = 2,
     ) -> None:
         super().__init__()
-        _check_path("path", path, "Call LoaderCheckpoint(folder, loader).")
-        check_positive(every_n_batches=every_n_batches, keep=keep)
-        self.path, self.loader = local_path(path), loader
-        self.every_n_batches, self.keep = every_n_batches, keep
-        self._ours = False  # whether this object restored or wrote the checkpoints in the folder
+        check_positive(every_n_batches=every_n_batches)
+        self.loader, self.every_n_batches = loader, every_n_batches
+        self.folder = local_path(path)
+        self.file = self.folder / CHECKPOINT
+        self._ours = False  # whether this object restored or wrote the file
 
     def restore(self, model: keras.Model) -> int:
-        """Load the newest checkpoint into model and loader, and return the epoch to resume with.
+        """Load the checkpoint into model and loader, and return the epoch to resume with.
 
         Without a checkpoint, nothing changes. With one, a model that is not built yet is built by
         calling it on `loader.peek()`. If the model or the data does not match, neither changes.
@@ -117,39 +113,28 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         if not getattr(model, "optimizer", None):
             raise ValueError(f"model {model.name!r} has no optimizer: compile it before restore()")
         self._ours = True
-        checkpoints = self._checkpoints()
-        if not checkpoints:
+        if not self.file.exists():
             return self.loader.epoch
         if not model.built:
             model(self.loader.peek()[0])
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        file = checkpoints[-1]
-        state, values = _read(file)
-        _check_model(file, state["model"], _description(model))
+        state, values = _read(self.file)
+        _check_model(self.file, state, model)
         try:
             self.loader.load_state_dict(state["loader"])
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise ValueError(f"{self.file}: {error}") from error
         for variable, value in zip(_variables(model), values, strict=True):
             variable.assign(value.view(np.dtype(variable.dtype)))  # bfloat16 is saved as bytes
         return state["fit_epoch"]
 
-    def _checkpoints(self) -> list[Path]:
-        """Return the files of the checkpoints in the folder, the newest last."""
-        by_number = {}
-        for file in self.path.iterdir() if self.path.is_dir() else ():
-            if name := CHECKPOINT.fullmatch(file.name):
-                by_number[int(name[1])] = file
-        return [by_number[number] for number in sorted(by_number)]
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuse a folder with the checkpoints of another training."""
-        checkpoints = self._checkpoints()
-        if checkpoints and not self._ours:
+        """Refuse a folder with the checkpoint of another training."""
+        if self.file.exists() and not self._ours:
             raise FileExistsError(
-                f"{self.path} already has checkpoints, the newest is {checkpoints[-1].name}: call "
-                "restore(model) before fit to resume from it, or give another folder"
+                f"there is a checkpoint already, {self.file}: call restore(model) before fit to "
+                "resume from it, or give another folder"
             )
         self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
 
@@ -175,28 +160,23 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint of the batches trained on so far, and remove old ones."""
+        """Write a checkpoint of the batches trained on so far."""
         # Where the loader stands must be where the training stands, but for batches taken ahead.
         state = self.loader.state_dict()
-        ahead = state["epoch"] == self._epoch + 1 and not state["batch"] and self._batch
-        trained = f"fit has trained on {self._batch} batches of epoch {self._epoch}"
-        if (state["epoch"], state["batch"]) < (self._epoch, self._batch):
-            raise RuntimeError(
-                f"{trained}, but the loader of LoaderCheckpoint is at batch {state['batch']} of "
-                f"epoch {state['epoch']}: give fit and LoaderCheckpoint the same loader"
-            )
-        if state["epoch"] > self._epoch and not ahead:
-            raise RuntimeError(
-                f"{trained}, but the loader is at epoch {state['epoch']}: something else, such as "
-                "validation, has taken batches from it. Give that a loader of its own."
-            )
-        if ahead:
+        if state["epoch"] == self._epoch + 1 and not state["batch"] and self._batch:
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
+        if state["epoch"] != self._epoch or state["batch"] < self._batch:
+            raise RuntimeError(
+                f"fit has trained on {self._batch} batches of epoch {self._epoch}, but the loader "
+                f"of LoaderCheckpoint is at batch {state['batch']} of epoch {state['epoch']}: give "
+                "fit and LoaderCheckpoint the same loader, and anything else, such as validation, "
+                "a loader of its own"
+            )
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
         if process_index() > 0:
             return
-        content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
+        content = {**_description(model), "loader": state, "fit_epoch": self._fit_epoch}
         values = [keras.ops.convert_to_numpy(variable) for variable in _variables(model)]
         try:
             self._write(content, values)
@@ -204,43 +184,43 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             raise OSError(
                 error.errno,
                 f"a checkpoint of epoch {self._epoch}, batch {self._batch} cannot be written to "
-                f"{self.path}: {error.strerror}. The earlier checkpoints are complete: make room "
-                "or choose another folder, and resume with restore()",
+                f"{self.folder}: {error.strerror}. The one before is complete: make room or choose "
+                "another folder, and resume with restore()",
             ) from error
         self._ours = True
 
     def _write(self, content: dict[str, Any], values: list[np.ndarray]) -> None:
-        """Write a checkpoint, and remove old ones."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path / UNFINISHED  # what a killed process left is written over
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / UNFINISHED  # what a killed process left is written over
         with open(unfinished, "w+b") as file:
+            file.write(bytes(CHECKSUM_BYTES))
             np.savez(file, *values, state=json.dumps(content))
+            file.seek(CHECKSUM_BYTES)
+            checksum = hashlib.file_digest(file, "sha256").digest()
+            file.seek(0)
+            file.write(checksum)
             file.flush()
             os.fsync(file.fileno())
-            file.seek(0)
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-        number = max([0, *(int(file.name.partition("-")[0]) for file in self._checkpoints())]) + 1
-        name = f"{number:06d}-epoch-{self._epoch}-batch-{self._batch}-{checksum}.npz"
-        unfinished.replace(self.path / name)
-        for old in self._checkpoints()[: -self.keep]:
-            old.unlink()
+        unfinished.replace(self.file)
 
 
 def _read(file: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return the state and the arrays of a checkpoint; nothing is parsed that was changed."""
     with open(file, "rb") as content:
-        if hashlib.file_digest(content, "sha256").hexdigest()[:16] not in file.name:
+        checksum = content.read(CHECKSUM_BYTES)
+        if hashlib.file_digest(content, "sha256").digest() != checksum:
             raise ValueError(
-                f"{file} was changed after it was saved: its checksum differs. Remove it, to "
-                "resume from the one before."
+                f"{file} was changed after it was saved: its checksum differs. Remove it, to begin "
+                "the training again."
             )
-    try:
-        with np.load(file) as arrays:
-            state = json.loads(str(arrays["state"]))
-            count = len(state["model"]["variables"])
-            return state, [arrays[f"arr_{number}"] for number in range(count)]
-    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} is no checkpoint of LoaderCheckpoint ({error!r})") from error
+        content.seek(CHECKSUM_BYTES)
+        try:
+            with np.load(content) as arrays:
+                state = json.loads(str(arrays["state"]))
+                count = len(state["variables"])
+                return state, [arrays[f"arr_{number}"] for number in range(count)]
+        except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{file} is no checkpoint of LoaderCheckpoint ({error!r})") from error
 
 
 def _variables(model: keras.Model) -> list[Any]:
@@ -250,31 +230,26 @@ def _variables(model: keras.Model) -> list[Any]:
 
 def _description(model: keras.Model) -> dict[str, Any]:
     """Return what identifies the model of a checkpoint, as JSON values."""
-    variables = [[v.path, f"{np.dtype(v.dtype)} {list(v.shape)}"] for v in _variables(model)]
+    variables = [f"{np.dtype(v.dtype)} {list(v.shape)}" for v in _variables(model)]
     return {"optimizer": type(model.optimizer).__name__, "variables": variables}
 
 
-def _check_model(file: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_model(file: Path, state: dict[str, Any], model: keras.Model) -> None:
     """Raise ValueError if dtypes, shapes or optimizer differ; names of variables may differ."""
-    lines = []
-    if was["optimizer"] != now["optimizer"]:
-        lines = [f"the optimizer was {was['optimizer']}, is {now['optimizer']}"]
-    none = [None, "nothing"]
-    for old, new in itertools.zip_longest(was["variables"], now["variables"], fillvalue=none):
-        if old[1] != new[1]:
-            lines.append(f"{new[0] or old[0]} was {old[1]}, is {new[1]}")
+    now, lines = _description(model), []
+    if state["optimizer"] != now["optimizer"]:
+        lines.append(f"the optimizer was {state['optimizer']}, is {now['optimizer']}")
+    was, variables = state["variables"], _variables(model)
+    if len(was) != len(variables):
+        lines.append(f"it had {len(was)} variables, has {len(variables)}")
+    for variable, old, new in zip(variables, was, now["variables"], strict=False):
+        if old != new:
+            lines.append(f"{variable.path} was {old}, is {new}")
     if lines:
-        more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
         raise ValueError(
-            f"{file} is a checkpoint of another model: {'; '.join(lines[:4])}{more}. Build and "
-            "compile the model as it was, or give LoaderCheckpoint another folder."
+            f"{file} is a checkpoint of another model: {lines[0]}. Build and compile the model as "
+            "it was, or give LoaderCheckpoint another folder."
         )
-
-
-def _check_path(name: str, value: Any, advice: str) -> None:
-    """Raise TypeError, with advice, if `value` is no path."""
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")
 
 
 # ---- ThroughputLogger ----------------------------------------------------------------------------
@@ -282,46 +257,22 @@ def _check_path(name: str, value: Any, advice: str) -> None:
 COUNTS_TO = 2**24  # a float32 does not hold every integer above
 
 
-class Throughput(NamedTuple):
-    """Rows per second over a number of training steps.
-
-    Args:
-        step: the optimizer's step count at the end.
-        rows: rows trained on.
-        elapsed_s: seconds.
-    """
-
-    step: int
-    rows: int
-    elapsed_s: float
-
-    @property
-    def samples_per_s(self) -> float:
-        """Rows per second; NaN if no time has passed."""
-        return self.rows / self.elapsed_s if self.elapsed_s else float("nan")
-
-
 class ThroughputLogger(keras.callbacks.Callback):
-    """Logs `samples_per_s`, rows per second, at the end of each epoch; optionally to TensorBoard.
+    """Logs `samples_per_s`, rows per second, at the end of each epoch.
 
-    Rows are counted by the model's own loss metric, which weights each batch by its rows, so a
-    smaller last batch counts as what it is. The metric is a float32, exact up to 16.7 million rows
-    per epoch; each later step counts as many rows as the last one before.
+    Callbacks after this one in the list, such as Keras's TensorBoard, see it. Rows are counted by
+    the model's own loss metric, which weights each batch by its rows, so a smaller last batch
+    counts as what it is. The metric is a float32, exact up to 16.7 million rows per epoch; each
+    later step counts as many rows as the last one before.
 
     The time includes waiting for data, also for the first batch of later epochs. It does not
-    include the first step of a `fit`, which compiles, nor validation.
+    include the first step of a `fit`, which compiles, nor validation. The value is NaN for an epoch
+    of that step alone.
 
     Args:
-        log_dir: a path, the folder for the TensorBoard scalar `epoch_samples_per_s`, by the
-            optimizer's step; None writes none.
         clock: function that returns seconds and never goes back.
 
-    Attributes:
-        epochs: list of `Throughput`, one per epoch. The first epoch of a `fit` lacks its first
-            step; if that is its only step, `samples_per_s` is NaN.
-
     Raises:
-        TypeError: if `log_dir` is no path, such as the batch size.
         ValueError: from `fit`, if the model has no loss metric.
         RuntimeError: from `fit`, if the model's `train_step` does not count rows, or something
             resets the metrics within an epoch.
@@ -331,23 +282,18 @@ class ThroughputLogger(keras.callbacks.Callback):
         >>> model = keras.Sequential([keras.layers.Dense(1)])
         >>> model.compile(loss="mse")
         >>> x, y = np.zeros((70, 2)), np.zeros((70, 1))
-        >>> logger = ThroughputLogger()
-        >>> history = model.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=[logger])
-        >>> [epoch.rows for epoch in logger.epochs], len(history.history["samples_per_s"])
-        ([38, 70], 2)
+        >>> options = {"batch_size": 32, "epochs": 2, "verbose": 0}
+        >>> history = model.fit(x, y, callbacks=[ThroughputLogger()], **options)
+        >>> len(history.history["samples_per_s"])
+        2
     """
 
-    def __init__(self, log_dir: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
-        if log_dir is not None:
-            advice = "ThroughputLogger() needs no batch size: it counts the rows itself."
-            _check_path("log_dir", log_dir, advice)
-        self.log_dir, self.clock = log_dir, clock
-        self.epochs: list[Throughput] = []
-        self._writer: Any = None
+        self.clock = clock
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that the model counts rows, and open the TensorBoard file."""
+        """Check that the model counts rows."""
         if not hasattr(self._loss(), "count"):
             names = [metric.name for metric in self.model.metrics]
             raise ValueError(
@@ -355,10 +301,6 @@ class ThroughputLogger(keras.callbacks.Callback):
                 f"{names}. Compile it with a loss."
             )
         self._compiled = False
-        if self.log_dir is not None:
-            import tensorflow as tf
-
-            self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the clock, except before the step that compiles."""
@@ -382,24 +324,10 @@ class ThroughputLogger(keras.callbacks.Callback):
             self._compiled, self._begin = True, self._last
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add `samples_per_s`, up to the end of the last step, to the logs and to TensorBoard."""
+        """Add `samples_per_s`, up to the end of the last step, to the logs."""
         rows, elapsed_s = self._last[0] - self._begin[0], self._last[1] - self._begin[1]
-        found = Throughput(int(self.model.optimizer.iterations), rows, elapsed_s)
-        self.epochs.append(found)
         if logs is not None:
-            logs["samples_per_s"] = found.samples_per_s
-        if self._writer is not None:
-            import tensorflow as tf
-
-            # Keras's TensorBoard callback switches recording off for all, between its own steps.
-            with self._writer.as_default(), tf.summary.record_if(True):
-                tf.summary.scalar("epoch_samples_per_s", found.samples_per_s, step=found.step)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Close the TensorBoard file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            logs["samples_per_s"] = rows / elapsed_s if elapsed_s else float("nan")
 
     def _loss(self) -> Any:
         """Return the loss metric; on JAX, `self.model` brings its count up to date."""
@@ -546,9 +474,7 @@ class TimedBatches(TensorAdapter):
 class StallReport(keras.callbacks.Callback):
     """Logs `stall`, the share of the epoch spent waiting for data (0 to 1), at its end.
 
-    With a `KerasSequenceLoader` it also logs `stall_read`, `stall_transform`, `stall_gather` and
-    `stall_convert`, which add up to `stall`. Callbacks after this one in the list, such as
-    TensorBoard or CSVLogger, see all of them.
+    Callbacks after this one in the list, such as TensorBoard or CSVLogger, see it.
 
     Waiting is the time within the call that takes the next batch. Keras waits for the loss of each
     step before that call, also on a GPU, so nothing is trained meanwhile. The wait for an epoch's
@@ -625,9 +551,7 @@ class StallReport(keras.callbacks.Callback):
         seconds = self._last - self._begin, wait_s, self._first_wait_s
         self.stalls.append(Stall(epoch, int(batches), *seconds, spent))
         if logs is not None:
-            shares = self.stalls[-1].by_stage.items()
             logs["stall"] = self.stalls[-1].share
-            logs.update({f"stall_{name}": share for name, share in shares})
 
     def _so_far(self) -> dict[str, float]:
         """Return batches taken, seconds waited, and those that a loader worked on each stage."""
@@ -642,7 +566,7 @@ class StallReport(keras.callbacks.Callback):
 
 
 class KerasSequenceValidater(keras.callbacks.Callback):
-    """Logs the metrics of `model.evaluate(loader)` at the end of each epoch, prefixed by `val_`.
+    """Logs the metrics of `model.evaluate(loader)` as `val_...` at the end of each epoch.
 
     The values are those that `validation_data=loader` gives. The training metrics in the logs stay
     unchanged. Callbacks after this one in the list, such as EarlyStopping or ModelCheckpoint, see
@@ -651,7 +575,6 @@ class KerasSequenceValidater(keras.callbacks.Callback):
 
     Args:
         loader: what `model.evaluate` takes as `x`, with labels.
-        prefix: put before the name of each metric.
 
     Raises:
         ValueError: from `fit`, if the logs already hold such a name, for example because `fit` was
@@ -667,9 +590,9 @@ class KerasSequenceValidater(keras.callbacks.Callback):
         ['loss', 'val_loss']
     """
 
-    def __init__(self, loader: Any, prefix: str = "val_") -> None:
+    def __init__(self, loader: Any) -> None:
         super().__init__()
-        self.loader, self.prefix = loader, prefix
+        self.loader = loader
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate the model and add the results to the logs; a loader stays where it is."""
@@ -681,10 +604,10 @@ class KerasSequenceValidater(keras.callbacks.Callback):
             if loader is not None:
                 loader.return_to(position)
         logs = {} if logs is None else logs
-        named = {self.prefix + name: value for name, value in results.items()}
+        named = {f"val_{name}": value for name, value in results.items()}
         if taken := sorted(set(named) & set(logs)):
             raise ValueError(
                 f"the logs already hold {taken}. Give fit either validation_data or a "
-                "KerasSequenceValidater, or give the callback another prefix."
+                "KerasSequenceValidater."
             )
         logs.update(named)

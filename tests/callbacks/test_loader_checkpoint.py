@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.loaders import loader_with
-from tutorlib.callbacks import LoaderCheckpoint
+from tutorlib.callbacks import CHECKPOINT, UNFINISHED, LoaderCheckpoint, _read
 from tutorlib.optimizers import RowSparseAdam
 from tutorlib.parquet import ParquetSource
 
@@ -93,9 +93,10 @@ def interrupted(folder, path, executions, *, every_n_batches=7, **model_options)
     return model
 
 
-def places_in(path):
-    """Return the names of the checkpoints in a folder, sorted, without their checksums."""
-    return sorted(file.name.rpartition("-")[0] for file in Path(path).glob("*-epoch-*.npz"))
+def place_in(path):
+    """Return the epoch and the batch of the checkpoint in a folder."""
+    state, _ = _read(Path(path) / CHECKPOINT)
+    return state["loader"]["epoch"], state["loader"]["batch"]
 
 
 # ---- what is restored ---------------------------------------------------------------------------
@@ -134,11 +135,10 @@ def test_training_resumes_bit_for_bit_with_every_optimizer(
 
 def test_with_steps_per_epoch_the_position_in_the_loader_is_saved(folder, tmp_path):
     loader, model = loader_of(folder), model_of()
-    checkpoint = LoaderCheckpoint(tmp_path, loader, every_n_batches=20, keep=3)
+    checkpoint = LoaderCheckpoint(tmp_path, loader, every_n_batches=20)
     model.fit(loader, steps_per_epoch=20, epochs=3, verbose=0, callbacks=[checkpoint])
     # Twice at one position, within an epoch of fit and at its end: the later one counts.
-    places = ["000003-epoch-1-batch-0", "000004-epoch-1-batch-20", "000005-epoch-1-batch-20"]
-    assert places_in(tmp_path) == places
+    assert place_in(tmp_path) == (1, 20)
     restored = model_of()
     assert LoaderCheckpoint(tmp_path, loader_of(folder)).restore(restored) == 3  # epochs of fit
     assert_equal_bits(values_of(restored), values_of(model))
@@ -179,43 +179,36 @@ def test_variables_of_16_bits_are_restored_bit_for_bit(folder, tmp_path):
     assert_equal_bits(values_of(restored), values_of(saved))
 
 
-# ---- which checkpoints there are ----------------------------------------------------------------
+# ---- when checkpoints are written ---------------------------------------------------------------
 
 
 def test_checkpoints_are_written_after_batches_and_after_the_validation_of_epochs(folder, tmp_path):
     """Otherwise a training that is killed in between never validates that epoch."""
-    seen, every, last = [], tmp_path / "every", tmp_path / "last"
+    seen, loader = [], loader_of(folder)
     watch = keras.callbacks.Callback()
-    watch.on_test_begin = lambda logs=None: seen.append(len(places_in(every)))
-    loader = loader_of(folder)
-    both = [LoaderCheckpoint(every, loader, 15, keep=5), LoaderCheckpoint(last, loader)]
+    watch.on_train_batch_begin = lambda batch, logs=None: seen.append(place_in(tmp_path))
+    watch.on_test_begin = lambda logs=None: seen.append(place_in(tmp_path))
+    checkpoint = LoaderCheckpoint(tmp_path, loader, 15)
+    model = model_of()
+    model.fit(loader, verbose=0, callbacks=[checkpoint])
+    assert place_in(tmp_path) == (1, 0)
     valid = loader_of(ParquetSource(folder).head(100))
-    fit = {"epochs": 2, "verbose": 0, "validation_data": valid}
-    model_of().fit(loader, callbacks=[watch, *both], **fit)
-    assert places_in(every) == [  # of six
-        "000002-epoch-0-batch-30",
-        "000003-epoch-1-batch-0",
-        "000004-epoch-1-batch-15",
-        "000005-epoch-1-batch-30",
-        "000006-epoch-2-batch-0",
-    ]
-    assert places_in(last) == ["000001-epoch-1-batch-0", "000002-epoch-2-batch-0"]
-    assert seen == [2, 5]
+    model.fit(loader, verbose=0, validation_data=valid, callbacks=[watch, checkpoint])
+    assert seen == [(1, 0)] * 15 + [(1, 15)] * 15 + [(1, 30)] * 11  # the last as validation began
+    assert place_in(tmp_path) == (2, 0)
 
 
-def test_what_is_no_checkpoint_is_ignored_and_kept(folder, tmp_path):
+def test_other_files_are_kept_and_what_a_killed_process_left_is_written_over(folder, tmp_path):
     interrupted(folder, tmp_path, 8)
-    (tmp_path / "unfinished.npz").write_text("left by a killed process")
-    (tmp_path / "000009-epoch-9-batch-3.npz").write_text("without a checksum")
+    (tmp_path / UNFINISHED).write_text("left by a killed process")
     (tmp_path / "notes").mkdir()
     loader, model = loader_of(folder), model_of()
-    checkpoint = LoaderCheckpoint(tmp_path, loader, keep=1)
+    checkpoint = LoaderCheckpoint(tmp_path, loader)
     checkpoint.restore(model)
     assert loader.first_batch == 7
     model.fit(loader, verbose=0, callbacks=[checkpoint])
-    assert places_in(tmp_path) == ["000002-epoch-1-batch-0", "000009-epoch-9-batch"]
-    assert (tmp_path / "notes").is_dir()
-    assert len(list(tmp_path.iterdir())) == 3  # the unfinished one was written over
+    assert place_in(tmp_path) == (1, 0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CHECKPOINT, "notes"]
 
 
 # ---- what is refused ----------------------------------------------------------------------------
@@ -229,9 +222,7 @@ def flipped(file):
 
 def foreign(file, content=b"PK nothing"):
     """Put other bytes in place of a checkpoint, with their right checksum."""
-    checksum = hashlib.sha256(content).hexdigest()[:16]
-    file.with_name(f"{file.name.rpartition('-')[0]}-{checksum}.npz").write_bytes(content)
-    file.unlink()
+    file.write_bytes(hashlib.sha256(content).digest() + content)
 
 
 def other_arrays(file):
@@ -247,10 +238,10 @@ def other_arrays(file):
         ({"units": 9}, 50, None, r"another model: .*dense.*/kernel was float32 \[5, 8\], is .*9\]"),
         ({"optimizer": "sgd"}, 50, None, "another model: the optimizer was Adam, is SGD"),
         ({}, 20, None, r"batch_size was 50, is 20"),
-        ({}, 50, flipped, "batch-7-.*npz was changed .*checksum .*the one before"),
-        ({}, 50, lambda file: os.truncate(file, 1000), "npz was changed after"),
-        ({}, 50, foreign, "batch-7-.*npz is no checkpoint"),
-        ({}, 50, other_arrays, "batch-7-.*npz is no checkpoint"),
+        ({}, 50, flipped, "bin was changed .*checksum .*begin the training again"),
+        ({}, 50, lambda file: os.truncate(file, 1000), "bin was changed after"),
+        ({}, 50, foreign, "bin is no checkpoint"),
+        ({}, 50, other_arrays, "bin is no checkpoint"),
     ],
 )
 def test_a_checkpoint_that_does_not_match_is_refused_and_nothing_changes(
@@ -258,7 +249,7 @@ def test_a_checkpoint_that_does_not_match_is_refused_and_nothing_changes(
 ):
     interrupted(folder, tmp_path, 8)
     if change is not None:
-        change(*tmp_path.glob("000001-epoch-0-batch-7-*"))
+        change(tmp_path / CHECKPOINT)
     loader, other = loader_of(folder, batch_size), model_of(**model)
     before = [v.numpy() for v in other.variables]
     with pytest.raises(ValueError, match=message):
@@ -271,8 +262,7 @@ def test_wrong_arguments_and_other_trainings_are_refused(folder, tmp_path):
     loader, model = loader_of(folder), model_of()
     for error, arguments, message in [
         (ValueError, (tmp_path, loader, 0), "every_n_batches must be at least 1, got 0"),
-        (ValueError, (tmp_path, loader, None, 0), "keep must be at least 1, got 0"),
-        (TypeError, (65536, loader), r"path must be a path, got 65536\. .*\(folder, loader\)"),
+        (TypeError, (65536, loader), "not int"),
     ]:
         with pytest.raises(error, match=message):
             LoaderCheckpoint(*arguments)
@@ -286,11 +276,9 @@ def test_wrong_arguments_and_other_trainings_are_refused(folder, tmp_path):
     with pytest.raises(RuntimeError, match="give fit and LoaderCheckpoint the same loader"):
         model.fit(loader, callbacks=[LoaderCheckpoint(tmp_path / "x", loader_of(folder), 3)])
     interrupted(folder, tmp_path, 8)
-    with pytest.raises(
-        FileExistsError, match=r"000001-epoch-0-batch-7-\w+.npz: call restore\(model\)"
-    ):
+    with pytest.raises(FileExistsError, match=r"checkpoint.bin: call restore\(model\) before"):
         model.fit(loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader)])
-    assert places_in(tmp_path) == ["000001-epoch-0-batch-7"]
+    assert place_in(tmp_path) == (0, 7)
     (tmp_path / "file").touch()
     written = LoaderCheckpoint(tmp_path / "file", loader)
     with pytest.raises(
@@ -303,7 +291,7 @@ def test_wrong_arguments_and_other_trainings_are_refused(folder, tmp_path):
 
 
 def train(folder, result, path=None, progress=os.devnull, every_n_batches=5, embedding_rows=50):
-    """Train to the end, from the newest checkpoint if there is one, and save all variables."""
+    """Train to the end, from the checkpoint if there is one, and save all variables."""
     tf.config.experimental.enable_op_determinism()
     loader, model = loader_of(folder), model_of(embedding_rows=embedding_rows, metrics=["auc"])
     file, epoch = open(progress, "ab", buffering=0), 0
@@ -366,4 +354,4 @@ def test_a_training_killed_at_random_moments_ends_with_the_same_bits(
     assert_equal_bits(finish(*arguments), never_killed)
     repeated = len(kills) * (every_n_batches + 3)  # steps, at most
     assert size_of(progress) < BATCHES * EPOCHS + repeated
-    assert len(places_in(path)) == 2
+    assert [file.name for file in path.iterdir()] == [CHECKPOINT]

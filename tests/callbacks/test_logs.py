@@ -19,7 +19,6 @@ from tests.support.training import (
     write_rows,
 )
 from tutorlib.callbacks import (
-    STAGES,
     KerasSequenceValidater,
     Stall,
     StallReport,
@@ -38,12 +37,10 @@ def folder(tmp_path_factory):
 def test_throughput_is_rows_over_the_seconds_of_their_steps():
     """Validation and other work at the end of an epoch do not count."""
     clock = FakeClock()
-    logger = ThroughputLogger(clock=clock)
     slow = StepsTake(clock, validation_s=50.0, epoch_end_s=70.0)
-    history = fit([slow, logger, KerasSequenceValidater(data(200, seed=1))])
+    history = fit([slow, ThroughputLogger(clock), KerasSequenceValidater(data(200, seed=1))])
     # First epoch without its first step: 54 rows in 4 steps of 0.5 s; then 70 rows in 5 steps.
     assert history["samples_per_s"] == pytest.approx([54 / 2, 70 / 2.5, 70 / 2.5])
-    assert [epoch.rows for epoch in logger.epochs] == [54, 70, 70]
 
 
 def test_throughput_counts_rows_of_several_steps_per_execution_and_of_stopped_epochs():
@@ -55,9 +52,8 @@ def test_throughput_counts_rows_of_several_steps_per_execution_and_of_stopped_ep
             self.model.stop_training = self.epoch == 2 and batch == 3
 
     clock, model = FakeClock(), compiled_model(steps_per_execution=2)
-    logger = ThroughputLogger(clock=clock)
-    fit([StepsTake(clock), Stop(), logger], model=model, rows=96)
-    assert [epoch.rows for epoch in logger.epochs] == [64, 96, 64]
+    history = fit([StepsTake(clock), Stop(), ThroughputLogger(clock)], model=model, rows=96)
+    assert history["samples_per_s"] == pytest.approx([64 / 1.0, 96 / 1.5, 64 / 1.0])
     history = fit([ThroughputLogger()], epochs=2, rows=10)  # one step, which compiles
     assert np.isnan(history["samples_per_s"][0])
     assert history["samples_per_s"][1] > 0
@@ -73,30 +69,11 @@ def test_rows_are_counted_beyond_what_a_float32_can_count():
                 loss.count.assign(2**31)
 
     clock = FakeClock()
-    logger = ThroughputLogger(clock=clock)
-    fit([AsInALongEpoch(), StepsTake(clock), logger], epochs=2, rows=80)
-    assert [epoch.rows for epoch in logger.epochs] == [64, 80]
-
-
-def test_tensorboard_gets_epochs_by_step_also_over_two_fits(tmp_path):
-    clock, model = FakeClock(), compiled_model()
-    logger = ThroughputLogger(tmp_path, clock)
-    for _ in range(2):
-        fit([StepsTake(clock), logger], epochs=1, model=model)
-    found = [
-        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
-        for path in tmp_path.iterdir()
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    ]
-    name = "epoch_samples_per_s"
-    assert sorted(found) == [(5, name, 27.0), (10, name, 27.0)]
+    used = [AsInALongEpoch(), StepsTake(clock), ThroughputLogger(clock)]
+    assert fit(used, epochs=2, rows=80)["samples_per_s"] == pytest.approx([64 / 2, 80 / 2.5])
 
 
 def test_throughput_refuses_what_it_cannot_measure():
-    with pytest.raises(TypeError, match=r"log_dir must be a path, got 65536\. Throughput"):
-        ThroughputLogger(65536)
-
     class OwnStep(keras.Sequential):
         def train_step(self, batch):
             return {"loss": tf.reduce_mean(batch[0])}
@@ -138,7 +115,6 @@ def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
         Stall(1, 5, 15.0 + 5 * 0.5, 15.0, 7.0, {}),
     ]
     assert history["stall"] == pytest.approx([15 / 17, 15 / 17.5])
-    assert not [name for name in history if name.startswith("stall_")]
 
 
 def test_only_the_step_that_compiles_is_left_out_of_a_stall():
@@ -177,12 +153,10 @@ def test_the_stall_of_a_loader_with_a_slow_transform_is_in_transform(folder, tmp
     for stall in report.stalls:
         assert stall.steps == 8
         assert 0.1 <= stall.first_wait_s <= stall.wait_s <= stall.elapsed_s
-        assert set(stall.stages) == set(STAGES)
         assert stall.by_stage["transform"] > 0.8 * stall.share
         assert sum(stall.by_stage.values()) == pytest.approx(stall.share)
     rows = list(csv.DictReader((tmp_path / "logs.csv").open()))
-    for name in ["stall", *(f"stall_{stage}" for stage in STAGES)]:
-        assert [float(row[name]) for row in rows] == pytest.approx(logs[name])
+    assert [float(row["stall"]) for row in rows] == pytest.approx(logs["stall"])
 
 
 def test_data_that_fit_does_not_train_on_is_refused(folder):
@@ -206,9 +180,7 @@ def test_validater_logs_what_validation_data_gives_for_later_callbacks_to_see():
     assert len(history["val_auc"]) == 2
 
 
-def test_validater_takes_a_prefix_and_refuses_a_taken_one():
-    pair = [KerasSequenceValidater(data()), KerasSequenceValidater(data(seed=4), prefix="test_")]
-    assert set(fit(pair, epochs=1)) == {"loss", "val_loss", "test_loss"}
+def test_validater_refuses_names_that_are_taken():
     with pytest.raises(ValueError, match=r"already hold .*'val_loss'"):
         fit([KerasSequenceValidater(data())], epochs=1, validation_data=data())
 
