@@ -84,13 +84,11 @@ class Tutorlib:
 
     def fit(self, files: list[str]) -> None:
         """Fit in one pass over the files."""
-        self._workflow.fit(files, progress=False)
+        self._workflow.fit(files)
 
     def transform(self, files: list[str], target: Path) -> None:
         """Transform in a second pass, on threads."""
-        self._workflow.transform_to_parquet(
-            files, target, row_group_rows=ROW_GROUP_ROWS, progress=False
-        )
+        self._workflow.transform_to_parquet(files, target, row_group_rows=ROW_GROUP_ROWS)
 
 
 class Polars:

@@ -187,7 +187,7 @@ class ClickLog:
                 role: Ragged(x.ravel(), np.arange(len(x) + 1) * x.shape[1])
                 for role, x in matrices.items()
             }
-            write(Chunk({**fields, label.name: labels[:, 0]}), path, overwrite=True, progress=False)
+            write(Chunk({**fields, label.name: labels[:, 0]}), path, overwrite=True)
         records = tfrecords.prebatched_dataset(path, Schema([*columns, label]))
 
         def as_matrices(parts: Any, labels: Any) -> Any:
@@ -206,7 +206,7 @@ class ClickLog:
         path, source = self.folder / "tfrecords" / name, ParquetSource(self.folder / "train")
         made = (path / tfrecords.METADATA_FILE).is_file()
         if not made or tfrecords.read_metadata(path)["rows"] < self.rows:
-            options = {"columns": self.schema.names, "overwrite": True, "progress": False}
+            options = {"columns": self.schema.names, "overwrite": True}
             write(source, path, limit_rows=self.rows, **options)
         return path
 

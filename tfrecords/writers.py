@@ -20,7 +20,6 @@ from tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tfrecords.metadata import CELLS_FILE, METADATA_FILE, RECORDS_ENDING, Folder, digest
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
-from tutorlib.display import row_bar
 from tutorlib.output import new_folder, refuse_overlap
 from tutorlib.parquet import ParquetSource
 
@@ -51,8 +50,6 @@ class WriteOptions:
         columns: names of the columns to write; None writes all.
         limit_rows: write only the first `limit_rows` rows, at least 1; None writes all.
         overwrite: whether to replace a folder that an earlier call wrote.
-        progress: True draws a progress bar (needs tqdm), False draws none, None draws one if tqdm
-            is installed and the standard error output is a terminal.
 
     Raises:
         ValueError: if `limit_rows` is below 1.
@@ -65,7 +62,6 @@ class WriteOptions:
     columns: Sequence[str] | None = None
     limit_rows: int | None = None
     overwrite: bool = False
-    progress: bool | None = None
 
     def __post_init__(self) -> None:
         check_positive(limit_rows=self.limit_rows)
@@ -240,17 +236,13 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     types: dict[str, list[Any]] = {}
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
     step = form.rows_per_file or rows
-    with (
-        new_folder(target, overwrite=options.overwrite) as partial,
-        row_bar(target.name, rows, options.progress) as done,
-    ):
+    with new_folder(target, overwrite=options.overwrite) as partial:
         for number, start in enumerate(range(0, rows, step)):
             chunks = _chunks(source, options.columns, start, min(start + step, rows), form)
             with form.new_file(partial, number) as file:
                 for chunk in _blocks(chunks, form.batch_size or BLOCK_ROWS):
                     for record in form.encode(chunk):
                         file.write(record)
-                    done(chunk.num_rows)
                     types = {name: _type(column) for name, column in chunk.items()}
         sizes = [path.stat().st_size for path in partial.iterdir()]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}

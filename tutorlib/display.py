@@ -1,11 +1,9 @@
-"""What errors, `repr`, a notebook and a terminal show: short lists, differences, tables, bars."""
+"""What errors, `repr` and a notebook show: short lists, differences, tables."""
 
 from __future__ import annotations
 
-import contextlib
 import html
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # Colours come from the page, so that tables fit light and dark themes.
 _CELL = "text-align:{align};vertical-align:top;padding:2px 12px;white-space:pre-line"
@@ -74,38 +72,3 @@ def _cell(tag: str, value: object) -> str:
     style = f"{_CELL.format(align='right' if number else 'left')};{_RULE}"
     text = f"{value:,}" if number else "" if value is None else html.escape(str(value))
     return f'<{tag} style="{style}">{text}</{tag}>'
-
-
-@contextlib.contextmanager
-def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """Give a function to call, from any thread, with a number of rows that are done.
-
-    Args:
-        label: text before the bar.
-        rows: rows in total.
-        progress: True draws a bar, False draws nothing, None draws one if tqdm is installed and
-            the standard error output is a terminal.
-
-    Raises:
-        ImportError: for True, if tqdm is not installed.
-
-    Example:
-        >>> with row_bar("fit", 5, progress=False) as done:
-        ...     done(5)
-    """
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        if progress:
-            raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-        yield lambda rows: None
-        return
-    disable = None if progress is None else not progress  # None: unless there is a terminal
-    with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
-        lock = threading.Lock()
-
-        def done(rows: int) -> None:
-            with lock:
-                bar.update(rows)
-
-        yield done

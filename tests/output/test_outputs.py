@@ -1,4 +1,4 @@
-"""Outputs are whole or absent, and progress is counted."""
+"""Outputs are whole or absent."""
 
 import contextlib
 import functools
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.display import row_bar
 from tutorlib.output import (
     new_file,
     new_folder,
@@ -266,22 +264,3 @@ def test_an_output_that_only_this_machine_can_hold_refuses_a_url(tmp_path, write
         with pytest.raises(ValueError, match=r"s3:/+bucket/out is a URL.* Write to a local"):
             contextlib.ExitStack().enter_context(write(target))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_bar_counts_every_row_of_every_pass(tmp_path, capsys):
-    source = write(tmp_path / "rows.parquet", rows(1000), 130)
-    workflow().fit(source, progress=True).transform_to_parquet(
-        source, tmp_path / "out", progress=True
-    )
-    shown = capsys.readouterr().err
-    for label in ("fit, pass 1", "fit, pass 2", "transform"):  # the prices are normalized twice
-        assert f"{label}: 100%" in shown
-    assert "1.00k/1.00k" in shown
-
-
-def test_without_tqdm_it_is_silent_unless_it_is_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with row_bar("rows", 1, progress=None) as done:
-        done(1)
-    with pytest.raises(ImportError, match="progress=True needs tqdm"), row_bar("rows", 1, True):
-        pass

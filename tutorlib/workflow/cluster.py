@@ -7,37 +7,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-def write_on_cluster(
-    client: Any,
-    write: Callable[[Any], None],
-    parts: Sequence[Any],
-    rows: Sequence[int],
-    done: Callable[[int], None],
-) -> None:
-    """Call `write(part)` for all parts on the workers; `done` gets the rows of each finished one.
+def write_on_cluster(client: Any, write: Callable[[Any], None], parts: Sequence[Any]) -> None:
+    """Call `write(part)` for all parts on the workers.
 
     A part may be written twice, when a worker dies.
     """
     on_worker = sent(client, write)
     futures = [client.submit(operator.call, on_worker, part, pure=False) for part in parts]
     try:
-        wait_for(list(futures), rows, done)
+        wait_for(list(futures))
     finally:
         release([*futures, on_worker])
 
 
-def wait_for(futures: list[Any], rows: Sequence[int], done: Callable[[int], None]) -> None:
+def wait_for(futures: list[Any]) -> None:
     """Wait for all futures or the first error. Clears the list, so that results are freed early."""
     from distributed import as_completed
 
-    rows_of = {future.key: count for future, count in zip(futures, rows, strict=True)}
     waiting = as_completed(futures)
     futures.clear()
     try:
         for future in waiting:
             if future.status != "finished":
                 future.result()  # raises
-            done(rows_of[future.key])
     finally:
         waiting.clear()
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tutorlib.display import row_bar
 from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
@@ -28,9 +27,7 @@ TASKS_PER_THREAD = 4  # of a cluster: at least so many, so that a killed worker 
 States = list[Any]  # of each op that is fitted
 
 
-def fit_graph(
-    graph: Any, source: ParquetSource, *, client: Any, threads: int | None, progress: bool | None
-) -> None:
+def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | None) -> None:
     """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
 
     A pass over the data fits the first unfitted op of each group. Sets `graph.input_types` and
@@ -45,19 +42,15 @@ def fit_graph(
         )
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
     _reset(graph)
-    number = 0
     try:
         while unfitted := unfitted_ops(graph.groups):
             if source.num_rows == 0:
                 raise ValueError("the data has no rows to fit on")
-            number += 1
             work = FitPass(unfitted, source)
-            with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
-                if client is not None:
-                    states = _fit_on_cluster(client, work, done)
-                else:
-                    merged = work.learn_from(row_ranges_in(work.source), threads, done)
-                    states = work.learned_from(merged)
+            if client is not None:
+                states = _fit_on_cluster(client, work)
+            else:
+                states = work.learned_from(work.learn_from(row_ranges_in(work.source), threads))
             for op, state in zip(work.ops, states, strict=True):
                 op.state = state
     except BaseException:
@@ -102,13 +95,8 @@ class FitPass:
         """Columns of the data that the pass reads."""
         return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.names))
 
-    def learn_from(
-        self,
-        row_ranges: list[RowRange],
-        threads: int = 1,
-        done: Callable[[int], None] = lambda rows: None,
-    ) -> States:
-        """Return the states of the rows in row ranges; `done` gets the rows of each range."""
+    def learn_from(self, row_ranges: list[RowRange], threads: int = 1) -> States:
+        """Return the states of the rows in row ranges."""
         merger = OrderedMerge(self.merge, len(row_ranges))
 
         def learn(place: int) -> None:
@@ -117,7 +105,6 @@ class FitPass:
             with locate_errors(self.source, row_range):
                 states = [group.partial(chunk, index) for group, index in self.unfitted]
             merger.add(place, states)
-            done(row_range.num_rows)
 
         map_on_threads(learn, range(len(row_ranges)), threads)
         return merger.result
@@ -177,7 +164,7 @@ class OrderedMerge:
         self.result = state
 
 
-def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> States:
+def _fit_on_cluster(client: Any, work: FitPass) -> States:
     """Return what `FitPass.learned_from` does, made on the workers.
 
     States stay on the workers, which merge them; the client receives only what the ops learned. If
@@ -200,7 +187,7 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
         level = [merge(FitPass.merge, on_worker, g) if len(g) > 1 else g[0] for g in groups]
     learned = merge(FitPass.learned_from, on_worker, level.pop())
     try:
-        cluster.wait_for(leaves, [sum(r.num_rows for r in task) for task in tasks], done)
+        cluster.wait_for(leaves)
         states: States = learned.result()
         return states
     finally:

@@ -142,7 +142,6 @@ class Workflow:
         client: Any = None,
         *,
         threads: int | None = None,
-        progress: bool | None = None,
     ) -> Self:
         """Fit all ops, in as few passes over the data as they allow.
 
@@ -157,7 +156,6 @@ class Workflow:
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
-            progress: True for a bar (needs tqdm), False for none, None for a bar on a terminal.
 
         Returns:
             The workflow itself.
@@ -173,7 +171,7 @@ class Workflow:
                 gets an id for nearly each row by Categorify.
         """
         data = as_source(source)
-        fit_graph(self, data, client=client, threads=threads, progress=progress)
+        fit_graph(self, data, client=client, threads=threads)
         if of_chunks(source):
             self.time_kinds = {}
         targets = set(self._targets)
@@ -405,7 +403,6 @@ class Workflow:
         overwrite: bool = False,
         client: Any = None,
         threads: int | None = None,
-        progress: bool | None = None,
     ) -> Path:
         """Write the transformed rows of `source` as Parquet files, a few row ranges at a time.
 
@@ -433,7 +430,6 @@ class Workflow:
                 must see sources and folder under the same paths. None for threads.
             threads: at least 1; None for one per usable core. Each holds about three row ranges of
                 at most 262,144 rows, and a row group.
-            progress: as for `fit`.
 
         Returns:
             The folder.
@@ -450,7 +446,7 @@ class Workflow:
         target = output.local_path(folder)
         output.refuse_overlap(target, job.inputs)
         with output.new_folder(target, overwrite=overwrite) as building:
-            write_data_set(job, building, client=client, threads=threads, progress=progress)
+            write_data_set(job, building, client=client, threads=threads)
         return target
 
     # ---- columns that come out -------------------------------------------------------------------

@@ -13,7 +13,7 @@ import itertools
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import numpy as np
 
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk
-from tutorlib.display import row_bar
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.workflow import saved
@@ -135,24 +134,15 @@ def named_sources(source: Any) -> dict[str, ParquetSource]:
     return {name: as_source(data) for name, data in source.items()}
 
 
-def write_data_set(
-    job: WriteJob,
-    folder: Path,
-    *,
-    client: Any,
-    threads: int | None,
-    progress: bool | None,
-) -> None:
+def write_data_set(job: WriteJob, folder: Path, *, client: Any, threads: int | None) -> None:
     """Write all part files, the schemas and the workflow into an empty folder."""
     threads = threads_without(client, threads)
     parts = job.part_files()
-    rows = sum(source.num_rows for source in job.sources.values())
-    with row_bar("transform", rows, progress) as done:
-        if client is not None:
-            write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
-        else:
-            _write_on_threads(job, folder, parts, threads, done)
+    if client is not None:
+        write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
+        write_on_cluster(client, write, parts)
+    else:
+        _write_on_threads(job, folder, parts, threads)
     for killed in folder.rglob("*.partial"):  # what a dead worker left
         shutil.rmtree(killed)
     for split, schema in job.schemas.items():
@@ -160,9 +150,7 @@ def write_data_set(
     saved.write_files(job.workflow, folder / saved.SUBFOLDER)
 
 
-def _write_on_threads(
-    job: WriteJob, folder: Path, parts: list[PartFile], threads: int, done: Callable[[int], None]
-) -> None:
+def _write_on_threads(job: WriteJob, folder: Path, parts: list[PartFile], threads: int) -> None:
     """Write each part file on a thread of its own, `threads` at a time.
 
     One shared pool transforms the rows, so that the last part file has all threads.
@@ -178,7 +166,6 @@ def _write_on_threads(
                 chunk = ahead.popleft().result()
                 if stop.is_set():
                     raise CancelledError
-                done(chunk.num_rows)
                 ahead.extend(itertools.islice(begun, 1))
                 yield chunk
 
