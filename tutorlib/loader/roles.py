@@ -198,7 +198,7 @@ def online(
             f"do not have: {listed(source.column_types)}{source.why_missing(missing)}."
             f"{workflow.remedy_for_missing(source.column_types)}"
         )
-    workflow.check_types(source.column_types, source.arrow_schema)
+    workflow.check_types(source.column_types)
     made = workflow.output_schema
     kept = []  # labels and weights: without any of the loader's own, the workflow's
     for role in ("label", "weight"):

@@ -31,16 +31,10 @@ def as_source(data: Any) -> ParquetSource:
     """
     if isinstance(data, ParquetSource):
         return data
-    if of_chunks(data):
-        chunks = data if isinstance(data, list | tuple) else [data]
+    chunks = data if isinstance(data, list | tuple) else [data]
+    if chunks and all(isinstance(chunk, Chunk) for chunk in chunks):
         data = pa.concat_tables([chunk.to_arrow() for chunk in chunks])
     return ParquetSource(data)
-
-
-def of_chunks(data: Any) -> bool:
-    """Return whether data is a `Chunk`, or a list of chunks."""
-    chunks = data if isinstance(data, list | tuple) else [data]
-    return bool(chunks) and all(isinstance(chunk, Chunk) for chunk in chunks)
 
 
 def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> list[RowRange]:

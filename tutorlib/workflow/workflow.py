@@ -25,13 +25,12 @@ from tutorlib.schema import (
     element_type,
     listed,
     role_of,
-    time_kind,
     type_mismatch,
     type_words,
 )
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import fit_graph, unfitted_ops
-from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
+from tutorlib.workflow.rows import ColumnType, as_source
 from tutorlib.workflow.types import converted
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
@@ -56,9 +55,8 @@ class Workflow:
         groups: the column groups, with copies of the ops.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
             the columns that it was fitted on; empty before `fit`. Data of another unit, or another
-            width of numbers, is converted to them on every path; other kinds are refused.
-        time_kinds: {column: what its times are, as `tutorlib.schema.time_kind` says}, without those
-            that it was fitted on as a `Chunk`, which does not tell.
+            width of numbers, is converted to them on every path; other kinds are refused. Times
+            are compared as they are stored: with a time zone, the moments in UTC.
 
     Raises:
         ValueError: if two groups output the same column, a label or weight is not an output, or is
@@ -112,7 +110,6 @@ class Workflow:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
         self.check_label_ids(self.label_names)
         self.input_types: dict[str, ColumnType] = {}
-        self.time_kinds: dict[str, str] = {}
 
     def __repr__(self) -> str:
         fitted = "fitted" if self.input_types else "not fitted"
@@ -172,8 +169,6 @@ class Workflow:
         """
         data = as_source(source)
         fit_graph(self, data, client=client, threads=threads)
-        if of_chunks(source):
-            self.time_kinds = {}
         targets = set(self._targets)
         features = [g for g in self.groups if not targets.issuperset(g.output_names)]
         names = dict.fromkeys(n for g in features for n in g.names if n not in targets)
@@ -226,33 +221,22 @@ class Workflow:
             ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
         """
         self.check_fitted()
-        source = as_source(data)
-        schema = None if of_chunks(data) else source.arrow_schema
-        self.for_columns(source.column_types).check_types(source.column_types, schema)
+        types = as_source(data).column_types
+        self.for_columns(types).check_types(types)
 
-    def check_types(self, types: Mapping[str, ColumnType], schema: Any = None) -> None:
+    def check_types(self, types: Mapping[str, ColumnType]) -> None:
         """Raise ValueError unless columns of these types can be converted to those fitted on.
 
         Args:
             types: {column of the data: its type, as in `input_types`}.
-            schema: the `pyarrow.Schema` of the data, which tells what its times are; None if there
-                is none.
         """
         differences, remedies = [], []
         for name in self.input_names:
             given, fitted = types.get(name), self.input_types[name]
             remedy = None if given is None else type_mismatch(given, fitted)
-            kinds = [time_kind(schema.field(name).type) if schema and given else None]
-            kinds.append(self.time_kinds.get(name))
-            other_kind = remedy is None and None not in kinds and kinds[0] != kinds[1]
-            if other_kind:
-                remedy = "convert the times (pyarrow.compute.local_timestamp, assume_timezone)"
             if given is None or remedy is not None:
                 got = "missing" if given is None else type_words(given)
-                words = [got, type_words(fitted)]
-                if other_kind:
-                    words = [f"{w} ({k})" for w, k in zip(words, kinds, strict=True)]
-                differences.append(f"{name!r} is {words[0]}, was {words[1]}")
+                differences.append(f"{name!r} is {got}, was {type_words(fitted)}")
                 remedies += [remedy] if remedy else []
         if differences:
             also = f"; {'; '.join(dict.fromkeys(remedies))}" if remedies else ""
@@ -304,13 +288,11 @@ class Workflow:
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
-        schema = None
         if isinstance(chunk, Chunk):
             types = {name: column_type_of(column) for name, column in chunk.items()}
         else:
             chunk = table_of(chunk)
-            schema = chunk.schema
-            types = {field.name: column_type(field.type) for field in schema}
+            types = {field.name: column_type(field.type) for field in chunk.schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
             remedy = graph.remedy_for_missing(types)
@@ -318,7 +300,7 @@ class Workflow:
                 f"the workflow needs columns {listed(missing, types)}; there are {listed(types)}."
                 f"{remedy}"
             )
-        graph.check_types(types, schema)
+        graph.check_types(types)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
         chunk = graph._conformed(chunk)
