@@ -35,7 +35,7 @@ NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
 OPTIONAL = {
     "cudf", "pylibcudf", "cupy", "rmm", "dask", "distributed", "fsspec", "pandas", "matplotlib",
-    "tqdm", "tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch",
+    "tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch",
 }  # fmt: skip
 WITHOUT_TENSORFLOW = ["columns", "gpu", "memory", "ops", "output", "parquet", "schema", "workflow"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import difflib
 import functools
 import json
 import re
@@ -69,38 +68,14 @@ TYPES = (
 # fmt: on
 
 
-def listed(names: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Return how an error lists columns: the first names, with what each may have meant.
-
-    Args:
-        names: the columns.
-        known: columns that there are, of which each name may be a misspelling. Names with other
-            numbers, such as `C1` and `C2`, are no misspellings of each other.
+def listed(names: Iterable[str]) -> str:
+    """Return how an error lists columns: the first names, and how many more there are.
 
     Example:
-        >>> listed(["id_01", "fraud"], known=["id-01", "id-02", "is_fraud"])
-        "['id_01' (did you mean 'id-01'?), 'fraud' (did you mean 'is_fraud'?)]"
         >>> listed(f"C{i}" for i in range(1, 27))
         "['C1', 'C2', 'C3', 'C4', 'C5', ... 21 more]"
     """
-    names, words = list(names), []
-    candidates = {_plain(name): name for name in known}
-    for name in names[: MOST_NAMED + 1]:
-        text = _plain(name)
-        numbers = _numbers(name)
-        alike = [plain for plain, other in candidates.items() if _numbers(other) == numbers]
-        close = difflib.get_close_matches(text, alike, n=1, cutoff=0.75)
-        hint = f" (did you mean {candidates[close[0]]!r}?)" if close else ""
-        words.append(f"{name!r}{hint}")
-    return f"[{shortened([*words, *names[MOST_NAMED + 1 :]], MOST_NAMED)}]"
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name.casefold())
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall("[0-9]+", name)]
+    return f"[{shortened(map(repr, names), MOST_NAMED)}]"
 
 
 @functools.lru_cache(maxsize=1024)

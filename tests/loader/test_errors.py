@@ -479,7 +479,7 @@ MANY = 400
 
 
 @pytest.mark.parametrize("who", ["a loader", "a source", "a workflow", "fit", "map"])
-def test_missing_columns_of_a_wide_table_are_named_with_what_they_may_have_meant(who, tmp_path):
+def test_missing_columns_of_a_wide_table_are_named(who, tmp_path):
     """Names of the columns that are there: the first few, not thousands of characters."""
     path, wanted = tmp_path / "wide.parquet", [f"id_{i:02}" for i in range(MANY)]
     pq.write_table(pa.table({f"id-{i:02}": np.arange(4.0) for i in range(MANY)}), path)
@@ -492,7 +492,7 @@ def test_missing_columns_of_a_wide_table_are_named_with_what_they_may_have_meant
         "fit": lambda: Workflow(wanted).fit(path),
         "map": lambda: KerasSequenceLoader(path, 2, cont_names=["id-00"]).map(fitted),
     }
-    with pytest.raises(ValueError, match=r"'id_03' \(did you mean 'id-03'\?\)") as caught:
+    with pytest.raises(ValueError, match="'id_03'") as caught:
         calls[who]()
     message = str(caught.value)
     assert "'id-00'" in message

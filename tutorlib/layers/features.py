@@ -192,9 +192,8 @@ class FeatureLayer(keras.layers.Layer):
                 sizes.append(list_batch_size(list_inputs(input_shape, name)))
                 continue
             if name not in input_shape:
-                what = listed([name], input_shape)[1:-1]
                 has = listed(sorted(input_shape))
-                raise ValueError(f"column {what} is missing; the batch has {has}")
+                raise ValueError(f"column {name!r} is missing; the batch has {has}")
             shape = tuple(input_shape[name])
             if len(shape) != 2 or shape[1] != length:
                 raise ValueError(f"column {name!r} must have shape [batch, {length}], got {shape}")

@@ -401,7 +401,7 @@ class ChunkReader:
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
         missing = [name for name in names if name not in result]
         if missing or result.num_rows != chunk.num_rows:
-            lacks = f", without {listed(missing, result.names)}" if missing else ""
+            lacks = f", without {listed(missing)}" if missing else ""
             raise ValueError(
                 f"map(): gave {result.num_rows} rows with columns {listed(result.names)}{lacks}, "
                 f"but {chunk.num_rows} rows with {listed(names)} are needed"

@@ -128,7 +128,7 @@ def schema_of_arguments(
         if all(column.role == "label" for column in missing):
             why += ". To predict rows without labels, pass label_names=[]"
         raise ValueError(
-            f"columns {listed(names, types)} are not in the files, which have {listed(types)}{why}"
+            f"columns {listed(names)} are not in the files, which have {listed(types)}{why}"
         )
     roles: dict[str, str] = {}
     for column in columns:
@@ -194,7 +194,7 @@ def online(
     missing = [name for name in inputs if name not in source.column_types]
     if missing:
         raise ValueError(
-            f"the workflow needs columns {listed(missing, source.column_types)}, which the files "
+            f"the workflow needs columns {listed(missing)}, which the files "
             f"do not have: {listed(source.column_types)}{source.why_missing(missing)}."
             f"{workflow.remedy_for_missing(source.column_types)}"
         )

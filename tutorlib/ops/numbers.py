@@ -402,9 +402,7 @@ class Rename(Op):
         """Return the new names."""
         missing = [name for name in self.names if name not in names]
         if missing:
-            raise ValueError(
-                f"Rename: no columns {listed(missing, names)}; there are {listed(names)}"
-            )
+            raise ValueError(f"Rename: no columns {listed(missing)}; there are {listed(names)}")
         new = [self.names.get(name, name + self.postfix) for name in names]
         if len(set(new)) < len(new):
             raise ValueError(f"Rename: the new names must differ from each other, got {new}")

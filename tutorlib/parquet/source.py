@@ -423,9 +423,8 @@ class ParquetSource:
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path, why = self.files[self.row_groups[position].file], self.why_missing(missing)
-            known = list(self.column_types)
             raise ParquetError(
-                f"{path}: no columns {listed(missing, known)}{why}; it has {listed(known)}"
+                f"{path}: no columns {listed(missing)}{why}; it has {listed(self.column_types)}"
             )
         return list(names), start, self.row_groups[position].num_rows if stop is None else stop
 

@@ -222,8 +222,7 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
     nullable = list(nullable)
     if unknown := [name for name in nullable if name not in types]:
         raise ValueError(
-            f"nullable: {listed(unknown, types)} are not raw columns; the layer takes "
-            f"{listed(types)}"
+            f"nullable: {listed(unknown)} are not raw columns; the layer takes {listed(types)}"
         )
     specs: dict[str, tf.TensorSpec] = {}
     for name, (type_name, lists) in types.items():
@@ -259,7 +258,7 @@ def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedCol
     """
     if missing := raw_specs(types, ()).keys() - inputs.keys():
         raise ValueError(
-            f"raw columns {listed(sorted(missing), inputs)} are missing. The workflow takes "
+            f"raw columns {listed(sorted(missing))} are missing. The workflow takes "
             f"{listed(types)}, got {listed(sorted(inputs))}"
         )
     columns: dict[str, ServedColumn] = {}

@@ -37,7 +37,7 @@ def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | 
     if missing := [name for name in graph.input_names if name not in types]:
         why = source.why_missing(missing)
         raise ValueError(
-            f"columns {listed(missing, types)} are not in the data, which has {listed(types)}{why}"
+            f"columns {listed(missing)} are not in the data, which has {listed(types)}{why}"
         )
     _reset(graph)
     try:

@@ -103,7 +103,7 @@ class Workflow:
         self.weight_name = weight_name
         if missing := [name for name in self._targets if name not in names]:
             raise ValueError(
-                f"columns {listed(missing, names)} are declared as label or weight but are not "
+                f"columns {listed(missing)} are declared as label or weight but are not "
                 f"among the outputs, {listed(names)}. Add {listed(missing)} to the groups."
             )
         if weight_name in self.label_names:
@@ -297,8 +297,7 @@ class Workflow:
         if missing := [name for name in graph.input_names if name not in types]:
             remedy = graph.remedy_for_missing(types)
             raise ValueError(
-                f"the workflow needs columns {listed(missing, types)}; there are {listed(types)}."
-                f"{remedy}"
+                f"the workflow needs columns {listed(missing)}; there are {listed(types)}.{remedy}"
             )
         graph.check_types(types)
         if not isinstance(chunk, Chunk):
