@@ -13,14 +13,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
-from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.output import new_folder, refuse_existing
-from tutorlib.schema import BATCH_LAYOUTS, MOST_NAMED, MULTI_HOT_FORMS, Schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema, listed
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
@@ -105,23 +103,6 @@ class WorkflowLayer(keras.layers.Layer):
         self.types = {name: workflow.input_types[name] for name in needed}
         self.built = True
 
-    def may_be_null(self) -> list[str]:
-        """Return the raw columns whose null is not NaN and has a meaning.
-
-        A row of nulls goes through the ops: they give a meaning to the nulls that become values.
-        """
-        lost = {name for name, (kind, _) in self.types.items() if kind.startswith("float")}
-        with tf.init_scope():  # eager, also where a graph is traced
-            row = tensors.row_of_nulls(self.types)
-            for chain in self._chains.all:
-                try:
-                    made = chain({name: row[name] for name in chain.needed})
-                except tf.errors.InvalidArgumentError:  # an op refuses them
-                    lost.update(chain.needed)
-                else:
-                    lost |= {chain.source(n) for n, c in made.items() if tf.reduce_any(c.missing())}
-        return [name for name in self.types if name not in lost]
-
     def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw values: tensors, arrays or lists."""
         arrays = {}
@@ -158,14 +139,13 @@ class WorkflowLayer(keras.layers.Layer):
             "path)."
         )
 
-    def raw_inputs(self, nullable: Iterable[str] | None = None) -> dict[str, tf.TensorSpec]:
+    def raw_inputs(self, nullable: Iterable[str] = ()) -> dict[str, tf.TensorSpec]:
         """Return {name: TensorSpec} of the raw tensors that a call takes, of any shape.
 
         Args:
-            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added; None for
-                those of `may_be_null`.
+            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added.
         """
-        return tensors.raw_specs(self.types, self.may_be_null() if nullable is None else nullable)
+        return tensors.raw_specs(self.types, nullable)
 
 
 class _Chain(tf.Module):
@@ -186,12 +166,6 @@ class _Chain(tf.Module):
             wanted = list(dict.fromkeys(map(served[-1].source, wanted)))
         self.ops, self.needed = served[::-1], wanted
 
-    def source(self, output: str) -> str:
-        """Return the raw column that an output column is made of."""
-        for op in reversed(self.ops):
-            output = op.source(output)
-        return output
-
     def __call__(self, columns: dict[str, ServedColumn]) -> dict[str, ServedColumn]:
         for op in self.ops:
             columns = op(columns)
@@ -203,7 +177,7 @@ def export_serving(
     workflow: Any,
     path: str | os.PathLike[str],
     *,
-    nullable: Iterable[str] | None = None,
+    nullable: Iterable[str] = (),
     batch_layout: str = "columns",
     multi_hot: str = "nnzs",
     overwrite: bool = False,
@@ -234,9 +208,7 @@ def export_serving(
         model: takes the workflow's output. If it returns a dict, the signature does too.
         workflow: a fitted `Workflow`.
         path: folder to write; it appears complete or not at all.
-        nullable: raw columns that may hold nulls; none ([]) if requests are known to be complete.
-            None for all whose ops give nulls a meaning, such as Categorify, HashBucket, FillMissing
-            and FillMedian.
+        nullable: raw columns that may hold nulls in requests; none by default.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.
         overwrite: whether an existing folder is replaced.
@@ -263,10 +235,9 @@ def export_serving(
 
     specs = layer.raw_inputs(nullable)
     if wrong := without_signature(specs):
-        shown = shortened(map(repr, wrong), MOST_NAMED)
         raise ValueError(
-            f"raw tensors [{shown}] cannot be arguments of a signature: {SIGNATURE_RULE} Rename "
-            "the columns in the data and fit the workflow again."
+            f"raw tensors {listed(wrong)} cannot be arguments of a signature: {SIGNATURE_RULE} "
+            "Rename the columns in the data and fit the workflow again."
         )
 
     def predict(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -283,22 +254,10 @@ def export_serving(
 
     archive = keras.export.ExportArchive()
     archive.track(layer)
-    for table in _lookup_tables(model):
-        archive.track(table)
     archive.add_endpoint("serve", predict, [specs])
     with new_folder(path, overwrite=overwrite) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path).expanduser()
-
-
-def _lookup_tables(model: keras.Model) -> list[Any]:
-    """Return the lookup tables of a model, which Keras does not find in the graph by itself.
-
-    `archive.track(model)` would find them, but fails for a model that takes strings (Keras 3.15).
-    """
-    parts = (tf.train.TrackableView(part).descendants() for part in model._flatten_layers())
-    found = {id(part): part for descendants in parts for part in descendants}
-    return [part for part in found.values() if isinstance(part, TrackableResource)]
 
 
 def _inputs_of(model: keras.Model) -> list[str] | None:

@@ -238,18 +238,6 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
     return specs
 
 
-def row_of_nulls(types: Types) -> dict[str, ServedColumn]:
-    """Return one row of raw columns in which each value is null; a list has one value."""
-    raw = {
-        name: tf.zeros([1, spec.shape[1] if spec.shape.rank else 1], spec.dtype)  # False: null
-        for name, spec in raw_specs(types, types).items()
-    }
-    for name, (_, lists) in types.items():
-        if lists:
-            raw[f"{name}__nnzs"] += 1
-    return read_columns(types, raw)
-
-
 def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
     """Return the raw columns that the inputs hold, all of one number of rows.
 
