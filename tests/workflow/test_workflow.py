@@ -3,7 +3,6 @@
 import warnings
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,20 +115,6 @@ def test_an_op_that_learns_no_table_is_refused_by_column_and_op():
         workflow.fit(DATA)
     with pytest.raises(ValueError, match="Call fit"):
         workflow.check_fitted()
-
-
-def test_fit_warns_of_features_that_cannot_be_exported_and_of_no_label():
-    data = pd.DataFrame({"Item Name": ["a", "b"], "x": [1.0, 2.0], "Is Sold": ["no", "yes"]})
-    groups = [["Item Name"] >> Categorify(), ["x"], ["Is Sold"] >> LabelEncoder()]
-    with pytest.warns(UserWarning, match=r"refuse the columns \['Item Name'\]: .*Rename them"):
-        Workflow(*groups).fit(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Workflow(*groups[1:]).fit(data)
-    many = pd.DataFrame({f"{n} x": [1.0] for n in range(69, 0, -1)})
-    named = r"columns \['69 x', '68 x', '67 x', '66 x', '65 x', \.\.\. 64 more\]: "
-    with pytest.warns(UserWarning, match=named):
-        Workflow(list(many)).fit(many)
 
 
 def test_fit_warns_of_ids_that_a_single_row_has():

@@ -195,8 +195,8 @@ def online(
     if missing:
         raise ValueError(
             f"the workflow needs columns {listed(missing)}, which the files "
-            f"do not have: {listed(source.column_types)}{source.why_missing(missing)}."
-            f"{workflow.remedy_for_missing(source.column_types)}"
+            f"do not have: {listed(source.column_types)}{source.why_missing(missing)}. Only "
+            "labels and weight may be missing: name them in the workflow (label_names)."
         )
     workflow.check_types(source.column_types)
     made = workflow.output_schema

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,27 +50,18 @@ def fingerprint(workflow: Any) -> str:
 
 
 def check_savable(workflow: Any) -> None:
-    """Raise ValueError, naming op and argument, unless JSON can hold the settings of all ops."""
+    """Raise ValueError, naming the op, unless JSON can hold the settings of all ops."""
     for group in workflow.groups:
         for op in group.ops:
-            who = f"{type(op).__name__} of the columns {list(group.names)}"
             try:
-                settings = _without_tables({**op.get_config(), "state": _state_of(op)})
-            except AttributeError as error:
+                json.dumps(_without_tables({**op.get_config(), "state": _state_of(op)}))
+            except (AttributeError, TypeError, ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{who} cannot be saved: {error}. Keep each argument as an attribute of its "
-                    "name, or write get_config and from_config."
+                    f"{type(op).__name__} of the columns {list(group.names)} cannot be saved: "
+                    f"{error}. Keep each argument as an attribute of its name, which JSON can "
+                    "hold, or write get_config and from_config. transform and loader.map work "
+                    "without that."
                 ) from error
-            for name, value in settings.items():
-                try:
-                    json.dumps(value)
-                except (TypeError, ValueError, RecursionError) as error:
-                    raise ValueError(
-                        f"{who} cannot be saved: JSON cannot hold its argument {name!r}, "
-                        f"{reprlib.repr(value)} ({error}). Give the op a name or number instead, "
-                        "of which it makes the value, or write get_config and from_config. "
-                        "transform and loader.map work without that."
-                    ) from error
 
 
 def read_files(kind: type[Any], folder: Path) -> Any:

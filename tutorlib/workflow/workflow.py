@@ -13,12 +13,9 @@ from typing import Any, Self
 from tutorlib import ops, output
 from tutorlib.columns import Chunk
 from tutorlib.columns import column_type as column_type_of
-from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
-from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.parquet import ParquetSource, file_rows, table_of
 from tutorlib.schema import (
-    MOST_NAMED,
     Column,
     Schema,
     column_type,
@@ -164,21 +161,10 @@ class Workflow:
                 cluster sets its own.
 
         Warns:
-            UserWarning: if a column of a feature has a name that `export_serving` will refuse, or
-                gets an id for nearly each row by Categorify.
+            UserWarning: if a column gets an id for nearly each row by Categorify.
         """
         data = as_source(source)
         fit_graph(self, data, client=client, threads=threads)
-        targets = set(self._targets)
-        features = [g for g in self.groups if not targets.issuperset(g.output_names)]
-        names = dict.fromkeys(n for g in features for n in g.names if n not in targets)
-        if wrong := without_signature(names):
-            shown = shortened(map(repr, wrong), MOST_NAMED)
-            warnings.warn(
-                f"export_serving will refuse the columns [{shown}]: {SIGNATURE_RULE} Rename them "
-                "in the data before you fit, if the model is to be exported.",
-                stacklevel=2,
-            )
         encoded = [step for g in self.groups for step in g.steps()]
         encoded = [(op, names) for op, names in encoded if isinstance(op, ops.Categorify)]
         if unique := [name for op, names in encoded for name in names if op.is_nearly_unique(name)]:
@@ -233,17 +219,18 @@ class Workflow:
         differences, remedies = [], []
         for name in self.input_names:
             given, fitted = types.get(name), self.input_types[name]
-            remedy = None if given is None else type_mismatch(given, fitted)
-            if given is None or remedy is not None:
-                got = "missing" if given is None else type_words(given)
+            if given is None:
+                got, remedy = "missing", "only labels and weight may be missing (label_names)"
+            else:
+                got, remedy = type_words(given), type_mismatch(given, fitted)
+            if remedy is not None:
                 differences.append(f"{name!r} is {got}, was {type_words(fitted)}")
-                remedies += [remedy] if remedy else []
+                remedies.append(remedy)
         if differences:
-            also = f"; {'; '.join(dict.fromkeys(remedies))}" if remedies else ""
             raise ValueError(
                 f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
-                f"data with the same types, or fit the workflow again{also}."
-                f"{self.remedy_for_missing(types)}"
+                "data with the same types, or fit the workflow again; "
+                f"{'; '.join(dict.fromkeys(remedies))}."
             )
 
     def _conformed(self, chunk: Chunk) -> Chunk:
@@ -295,9 +282,9 @@ class Workflow:
             types = {field.name: column_type(field.type) for field in chunk.schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
-            remedy = graph.remedy_for_missing(types)
             raise ValueError(
-                f"the workflow needs columns {listed(missing)}; there are {listed(types)}.{remedy}"
+                f"the workflow needs columns {listed(missing)}; there are {listed(types)}. Only "
+                "labels and weight may be missing: name them (label_names)."
             )
         graph.check_types(types)
         if not isinstance(chunk, Chunk):
@@ -361,17 +348,6 @@ class Workflow:
         if self.weight_name is None and weight_name in features and weight_name not in labels:
             workflow.weight_name = weight_name
         return workflow
-
-    def remedy_for_missing(self, given: Iterable[str]) -> str:
-        """Return what an error adds if columns that pass through are missing in data, else ""."""
-        plain = [name for group in self.groups if not group.ops for name in group.names]
-        plain = [name for name in plain if name not in {*given, *self._targets}]
-        if not plain:
-            return ""
-        return (
-            " Rows to predict may lack labels and weight alone: if these are some, name them, as "
-            f"in Workflow(..., label_names={listed(plain)})."
-        )
 
     def transform_to_parquet(
         self,
