@@ -135,7 +135,7 @@ def mlp_oracle(layer, x):
     for dense in layer.dense:
         x = x @ array(dense.kernel) + array(dense.bias)
         is_output = layer.output_units is not None and dense is layer.dense[-1]
-        x = np.tanh(x) if is_output else np.maximum(x, 0)
+        x = x if is_output else np.maximum(x, 0)
     return x
 
 
@@ -171,9 +171,7 @@ def layers():
             lambda p: DotProductInteraction(16, dtype=p), {"": CUBE}, interaction_oracle
         ),
         "mlp": Case(lambda p: MLP([4], dtype=p), {"": MATRIX}, mlp_oracle),
-        "mlp output": Case(
-            lambda p: MLP([3], 2, output_activation="tanh", dtype=p), {"": MATRIX}, mlp_oracle
-        ),
+        "mlp output": Case(lambda p: MLP([3], 2, dtype=p), {"": MATRIX}, mlp_oracle),
     }
     for c in COMBINERS:
         cases[f"bag {c}"] = Case(

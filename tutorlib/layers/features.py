@@ -122,18 +122,11 @@ def keras_inputs(
 
 def _refuse_names(names: list[str]) -> None:
     """Raise ValueError if Keras cannot train or save a model with inputs of these names."""
-    new: dict[str, str] = {}
-    for name in names:
-        if not name or "/" in name:
-            other = name.replace("/", "_") or "column"
-            while other in [*names, *new.values()]:
-                other += "_"
-            new[name] = other
-    if new:
+    wrong = [name for name in names if not name or "/" in name]
+    if wrong:
         raise ValueError(
-            f"the columns {list(new)} cannot be inputs of a Keras model: a name is not "
-            "empty and holds no '/'. Rename them in the Workflow, before other ops: "
-            f"{list(new)} >> Rename({new})"
+            f"the columns {wrong} cannot be inputs of a Keras model: a name is not empty and holds "
+            "no '/'. Rename them in the Workflow, before other ops: [name] >> Rename({name: other})"
         )
 
 

@@ -20,16 +20,14 @@ class MLP(keras.layers.Layer):
     Args:
         hidden_units: width of each hidden layer, at least 1; may be empty if `output_units` is
             given.
-        output_units: width of an output layer behind the hidden ones; None for no output layer.
+        output_units: width of a linear output layer behind the hidden ones; None for none.
         activation: of the hidden layers, a Keras activation or its name.
-        output_activation: of the output layer; None for linear.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: [..., n] -> [..., width of the last layer].
 
     Raises:
-        ValueError: if there is no layer, a width is below 1, or there is an `output_activation`
-            without `output_units`.
+        ValueError: if there is no layer, or a width is below 1.
 
     Example:
         >>> import numpy as np
@@ -42,7 +40,6 @@ class MLP(keras.layers.Layer):
         hidden_units: Sequence[int],
         output_units: int | None = None,
         activation: Any = "relu",
-        output_activation: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -50,14 +47,8 @@ class MLP(keras.layers.Layer):
         units = [*self.hidden_units, *([] if output_units is None else [output_units])]
         if not units or min(units) < 1:
             raise ValueError(f"MLP needs at least one layer, each at least 1 wide, got {units}")
-        if output_units is None and output_activation is not None:
-            raise ValueError(
-                f"output_activation={output_activation!r} needs output_units, got None. Use "
-                "activation for the hidden layers."
-            )
         self.activation = keras.activations.get(activation)
-        self.output_activation = keras.activations.get(output_activation)
-        activations = [self.activation] * len(self.hidden_units) + [self.output_activation]
+        activations = [self.activation] * len(self.hidden_units) + [None]
         self.dense = [
             keras.layers.Dense(n, activation=f, name=f"dense_{i}", dtype=self.dtype_policy)
             for i, (n, f) in enumerate(zip(units, activations, strict=False))
@@ -81,12 +72,10 @@ class MLP(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
-        output = self.output_activation if self.output_units is not None else None
         return super().get_config() | {
             "hidden_units": self.hidden_units,
             "output_units": self.output_units,
             "activation": keras.activations.serialize(self.activation),
-            "output_activation": output and keras.activations.serialize(output),
         }
 
 
