@@ -63,7 +63,7 @@ def test_string_hash_equals_its_definition(words):
 LONG = [b"", b"a" * 7, b"b" * 8, b"c" * 20_001, bytes(range(128)) * 300, b"d" * 131_081]
 
 
-@pytest.mark.parametrize("copies", [1, 9])  # few strings, and many
+@pytest.mark.parametrize("copies", [1, 9])
 def test_long_strings_are_hashed_and_found_by_their_definition(copies):
     words = [word.decode() + str(k) for k in range(copies) for word in LONG]
     strings = Strings.from_arrow(pa.array(words))

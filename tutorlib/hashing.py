@@ -17,8 +17,6 @@ from tutorlib.columns import Array, Strings, take
 GAMMA, FACTOR_1, FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-_MASK = 2**64 - 1
-_FEW_STRINGS = 16  # so few long strings are faster one after the other than word by word
 _BLOCK = 16_384  # values in a step: 128 KiB, which fits the second-level cache
 
 
@@ -94,7 +92,8 @@ def hash_strings(strings: Strings) -> Array:
     """Return the 64-bit hash of strings, from their UTF-8 bytes.
 
     The hash starts as `mix(number of bytes)`. Then `h = mix(h ^ word)` for each 8 bytes, read as a
-    little-endian integer, the last padded with zeros.
+    little-endian integer, the last padded with zeros. Each step hashes a word of all strings: a
+    long string among short ones takes 20 us for 8 bytes.
 
     Returns:
         uint64 [n].
@@ -111,31 +110,11 @@ def hash_strings(strings: Strings) -> Array:
     words, rows = _as_words(strings.data), np.arange(len(lengths))
     for position in range(0, _largest(lengths), 8):
         rows = rows[lengths[rows] > position]
-        if len(rows) <= _FEW_STRINGS:
-            for row in rows:
-                rest = strings.data[starts[row] + position : starts[row] + lengths[row]]
-                hashes[row] = _hash_bytes(rest, int(hashes[row]))
-            break
         part = _read_words(words, starts[rows] + position, lengths[rows] - position)
         part ^= hashes[rows]
         mix(part)
         hashes[rows] = part
     return hashes
-
-
-def _hash_bytes(data: np.ndarray, h: int) -> int:
-    """Return the hash of one long string whose hash so far is `h`: a word takes 1 us, not 20 us."""
-    gamma, factor_1, factor_2 = int(GAMMA), int(FACTOR_1), int(FACTOR_2)
-    for start in range(0, len(data), 8 * _BLOCK):
-        block = data[start : start + 8 * _BLOCK]
-        padded = np.zeros(-(-len(block) // 8) * 8, dtype=np.uint8)
-        padded[: len(block)] = block
-        for word in padded.view("<u8").tolist():  # mix, with Python's integers
-            h = (h ^ word) + gamma & _MASK
-            h = (h ^ h >> 30) * factor_1 & _MASK
-            h = (h ^ h >> 27) * factor_2 & _MASK
-            h ^= h >> 31
-    return h
 
 
 def hash_values(values: Any) -> Array:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.display import html_table, shortened
+from tutorlib.display import shortened
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
@@ -386,7 +386,7 @@ class Schema:
         (['C1'], ['y'])
         >>> Schema.from_json(schema.to_json()) == schema
         True
-        >>> schema  # a notebook shows a table
+        >>> schema
         Schema(1 categorical: C1; 1 label: y)
     """
 
@@ -405,10 +405,6 @@ class Schema:
         by_role = ((role, self.with_role(role).names) for role in ROLES)
         parts = [f"{len(names)} {role}: {shortened(names)}" for role, names in by_role if names]
         return f"Schema({'; '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        head = [field.name for field in dataclasses.fields(Column)]
-        return html_table(f"Schema: {len(self):,} columns", head, map(dataclasses.astuple, self))
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)
