@@ -1,7 +1,5 @@
 """Workflow: what it learns does not depend on the source, and its schema fits its output."""
 
-import warnings
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,17 +113,6 @@ def test_an_op_that_learns_no_table_is_refused_by_column_and_op():
         workflow.fit(DATA)
     with pytest.raises(ValueError, match="Call fit"):
         workflow.check_fitted()
-
-
-def test_fit_warns_of_ids_that_a_single_row_has():
-    texts = [f"order {n}" for n in range(3000)]
-    data = pa.table({"text": texts, "shop": [f"shop {n % 1500}" for n in range(3000)]})
-    with pytest.warns(UserWarning, match=r"in the columns \['text'\]: .*freq_threshold=5"):
-        Workflow(["text", "shop"] >> Categorify()).fit(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rare = Workflow(["text"] >> Categorify(freq_threshold=5)).fit(data)
-    assert rare.embedding_sizes()["text"][0] == 3
 
 
 X = ["x"]

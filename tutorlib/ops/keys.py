@@ -39,7 +39,6 @@ from tutorlib.schema import Column
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
-MANY = 1000  # of values that occur once, from which on `fit` warns
 GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
 Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
@@ -287,12 +286,6 @@ class Categorify(ColumnOp, KeyedOp):
         """Return the id of a null: that of unknown values if training has these alone."""
         nulls, unknown = self.table_of(name)["count"][:2].tolist()
         return UNKNOWN_ID if unknown and not nulls else NULL_ID
-
-    def is_nearly_unique(self, name: str) -> bool:
-        """Return whether most rows fitted on have a value with an id that no other row has."""
-        counts = self.table_of(name)["count"][1:]
-        once = int((counts[1:] == 1).sum())
-        return once >= MANY and 2 * once > counts.sum()
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the ids of a column's values."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from tutorlib.memory import thread_count
@@ -23,8 +22,7 @@ def map_on_threads(
     """Return `[function(item) for item in items]`, computed on several threads.
 
     After an error no item begins. Of several errors, that of the first item is raised, so that the
-    message does not depend on threads. No thread runs when the call returns. Items may
-    be small: there is no future for each.
+    message does not depend on threads. No thread runs when the call returns.
 
     Args:
         function: called with one item; raises `CancelledError` to end early because `stop` is set.
@@ -36,33 +34,28 @@ def map_on_threads(
         >>> map_on_threads(len, ["a", "bc", "def"], threads=2)
         [1, 2, 3]
     """
-    todo = list(items)
-    numbers = iter(range(len(todo)))  # shared: its `next` is one step under the interpreter lock
-    results: dict[int, Result] = {}
-    errors: dict[int, BaseException] = {}
+    stop = stop or threading.Event()
 
-    def work() -> None:
-        for number in numbers:
-            try:
-                results[number] = function(todo[number])
-            except BaseException as error:
-                errors[number] = error
-                deque(numbers, maxlen=0)  # nothing is left to begin
-                raise
+    def call(item: Item) -> Result:
+        if stop.is_set():
+            raise CancelledError
+        try:
+            return function(item)
+        except BaseException:
+            stop.set()
+            raise
 
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-map") as pool:
-        futures = [pool.submit(work) for _ in range(min(threads, len(todo)))]
+        futures = [pool.submit(call, item) for item in items]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            if not all(future.done() and future.exception() is None for future in futures):
-                deque(numbers, maxlen=0)
-                if stop is not None:
-                    stop.set()
+            wait(futures)
+        except BaseException:  # an interrupt
+            stop.set()
+            raise
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
-        cancelled = {number for number in errors if isinstance(errors[number], CancelledError)}
-        raise errors[min(errors.keys() - cancelled or cancelled)]
-    return [results[number] for number in range(len(todo))]
+        raise next((error for error in errors if not isinstance(error, CancelledError)), errors[0])
+    return [future.result() for future in futures]
 
 
 def threads_without(client: Any, threads: int | None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -159,21 +158,8 @@ class Workflow:
                 workflow is then not fitted.
             ValueError: if there are no rows to fit on; for `threads` with `client`, because the
                 cluster sets its own.
-
-        Warns:
-            UserWarning: if a column gets an id for nearly each row by Categorify.
         """
-        data = as_source(source)
-        fit_graph(self, data, client=client, threads=threads)
-        encoded = [step for g in self.groups for step in g.steps()]
-        encoded = [(op, names) for op, names in encoded if isinstance(op, ops.Categorify)]
-        if unique := [name for op, names in encoded for name in names if op.is_nearly_unique(name)]:
-            warnings.warn(
-                f"most rows have a value of their own in the columns {listed(unique)}: a model "
-                "learns these ids by heart, and new rows have others. Leave such a column out, or "
-                "use Categorify(freq_threshold=5), which gives rare values one id.",
-                stacklevel=2,
-            )
+        fit_graph(self, as_source(source), client=client, threads=threads)
         return self
 
     def check_fitted(self) -> None:
