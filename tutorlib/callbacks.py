@@ -273,9 +273,8 @@ class ThroughputLogger(keras.callbacks.Callback):
         clock: function that returns seconds and never goes back.
 
     Raises:
-        ValueError: from `fit`, if the model has no loss metric.
-        RuntimeError: from `fit`, if the model's `train_step` does not count rows, or something
-            resets the metrics within an epoch.
+        RuntimeError: from `fit`, if the model has no loss, its `train_step` does not count rows, or
+            something resets the metrics within an epoch.
 
     Example:
         >>> import numpy as np
@@ -293,13 +292,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self.clock = clock
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that the model counts rows."""
-        if not hasattr(self._loss(), "count"):
-            names = [metric.name for metric in self.model.metrics]
-            raise ValueError(
-                "ThroughputLogger counts rows with the model's mean metric 'loss'; the model has "
-                f"{names}. Compile it with a loss."
-            )
+        """Expect the next step to compile."""
         self._compiled = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -309,7 +302,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read rows and clock."""
-        before, self._count = self._count, int(keras.ops.convert_to_numpy(self._loss().count))
+        before, self._count = self._count, self._rows_so_far()
         if self._count < COUNTS_TO or not self._step_rows:
             self._step_rows = self._count - before
         self._rows += self._step_rows
@@ -317,8 +310,9 @@ class ThroughputLogger(keras.callbacks.Callback):
         if self._step_rows <= 0:
             raise RuntimeError(
                 f"the model's loss metric went from {before} to {self._count} rows within an "
-                "epoch. A train_step of your own must update it with the rows as sample_weight, "
-                "and a callback must evaluate only at the end of an epoch."
+                "epoch. Compile the model with a loss; a train_step of your own must update it "
+                "with the rows as sample_weight, and a callback must evaluate only at the end of "
+                "an epoch."
             )
         if not self._compiled:
             self._compiled, self._begin = True, self._last
@@ -329,9 +323,11 @@ class ThroughputLogger(keras.callbacks.Callback):
         if logs is not None:
             logs["samples_per_s"] = rows / elapsed_s if elapsed_s else float("nan")
 
-    def _loss(self) -> Any:
-        """Return the loss metric; on JAX, `self.model` brings its count up to date."""
-        return next((metric for metric in self.model.metrics if metric.name == "loss"), None)
+    def _rows_so_far(self) -> int:
+        """Return the count of the loss metric; on JAX, `self.model` brings it up to date."""
+        losses = [metric for metric in self.model.metrics if metric.name == "loss"]
+        counts = [keras.ops.convert_to_numpy(loss.count) for loss in losses]
+        return int(counts[0]) if counts else 0
 
 
 # ---- StallReport ---------------------------------------------------------------------------------

@@ -126,13 +126,7 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
     free, _ = cupy.cuda.runtime.memGetInfo()
     limit = parse_allocation(allocation, free)
     configuration = tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)
-    try:
-        tf.config.set_logical_device_configuration(gpus[0], [configuration])
-    except RuntimeError as error:
-        raise RuntimeError(
-            "TensorFlow has already initialised the GPU, so its memory can no longer be limited. "
-            "Call limit_tensorflow_memory() right after importing tensorflow."
-        ) from error
+    tf.config.set_logical_device_configuration(gpus[0], [configuration])
     _left["tensorflow"] = free - limit
     return limit
 

@@ -5,11 +5,8 @@ Ids must already lie in [0, cardinality); a Workflow learns the vocabularies tha
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -20,7 +17,6 @@ from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, reg
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, listed
 
 INT32_IDS = 2**31  # ids of a larger table need int64
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def features_of(columns: Any) -> Schema:
@@ -240,17 +236,17 @@ class _TableFeatures(FeatureLayer):
                 f"columns {lists} hold lists of numbers; continuous columns must hold one number "
                 "per row, or k numbers with length=k."
             )
-        names = _table_names(self.schema.categorical.names)
+        sizes = self.schema.embedding_sizes()
         self.tables = {
             name: EmbeddingBag(
                 cardinality,
                 table_width or width,
                 combiner=combiner,
                 embeddings_initializer=table_initializer,
-                name=names[name],
+                name=f"table_{number}",
                 dtype=self.dtype_policy,
             )
-            for name, (cardinality, width) in self.schema.embedding_sizes().items()
+            for number, (name, (cardinality, width)) in enumerate(sizes.items())
         }
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
@@ -269,34 +265,13 @@ class _TableFeatures(FeatureLayer):
         return table.rows(ops.squeeze(inputs[column.name], 1))
 
 
-def _table_names(columns: Sequence[str]) -> dict[str, str]:
-    """Return {column: name of its table's layer}: of a plain column, its own.
-
-    TensorFlow takes no other characters in names of variables, and Keras's files leave out case
-    and marks. So other names, and those that differ by nothing else, end with a hash.
-
-    Example:
-        >>> _table_names(["C1", "Item Name"])
-        {'C1': 'C1', 'Item Name': 'itemname_81bb73dc012c93f0'}
-    """
-    plain = {column: re.sub(r"[\W_]", "", column, flags=re.ASCII).lower() for column in columns}
-    counts = collections.Counter(plain.values())
-    names = {}
-    for column in columns:
-        names[column] = column
-        if not _PLAIN_NAME.fullmatch(column) or counts[plain[column]] > 1:
-            digest = hashlib.blake2b(column.encode("utf-8", "surrogatepass"), digest_size=8)
-            names[column] = f"{plain[column][:32] or 'column'}_{digest.hexdigest()}"
-    return names
-
-
 @register
 class DenseFeatures(_TableFeatures):
     """Concatenates or stacks all columns: ids and lists of ids as embeddings, numbers as they are.
 
-    Columns are ordered by name. Each categorical column has a table of its own, whose path ends in
-    `{column}/embedding_weights` (a hash follows a name that is not made of ASCII letters, digits,
-    `_`, `.` and `-`); `FusedEmbedding` needs one gather where this needs one per column.
+    Columns are ordered by name. Each categorical column has a table of its own, `tables[column]`,
+    whose variable is called `table_0/embedding_weights`, `table_1/...` in this order;
+    `FusedEmbedding` needs one gather where this needs one per column.
 
     A column of vectors, with `length=k`, is k numbers.
 
