@@ -205,10 +205,10 @@ class Workflow:
         differences, remedies = [], []
         for name in self.input_names:
             given, fitted = types.get(name), self.input_types[name]
-            if given is None:
-                got, remedy = "missing", "only labels and weight may be missing (label_names)"
-            else:
-                got, remedy = type_words(given), type_mismatch(given, fitted)
+            got = "missing" if given is None else type_words(given)
+            remedy: str | None = "only labels and weight may be missing (label_names)"
+            if given is not None:
+                remedy = type_mismatch(given, fitted)
             if remedy is not None:
                 differences.append(f"{name!r} is {got}, was {type_words(fitted)}")
                 remedies.append(remedy)
@@ -481,7 +481,7 @@ class Workflow:
 
     def _encoders(self) -> dict[str, ops.LabelEncoder]:
         """Return {column: its LabelEncoder}, the column as the op sees it."""
-        encoders = {}
+        encoders: dict[str, ops.LabelEncoder] = {}
         for group in self.groups:
             for op, names in group.steps():
                 if isinstance(op, ops.LabelEncoder):
