@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
 from tutorlib.ops import ColumnGroup
@@ -254,10 +255,22 @@ def export_serving(
 
     archive = keras.export.ExportArchive()
     archive.track(layer)
+    for table in _lookup_tables(model):
+        archive.track(table)
     archive.add_endpoint("serve", predict, [specs])
     with new_folder(path, overwrite=overwrite) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path).expanduser()
+
+
+def _lookup_tables(model: keras.Model) -> list[Any]:
+    """Return the lookup tables of a model, which Keras does not find in the graph by itself.
+
+    `archive.track(model)` would find them, but fails for a model that takes strings (Keras 3.15).
+    """
+    parts = (tf.train.TrackableView(part).descendants() for part in model._flatten_layers())
+    found = {id(part): part for descendants in parts for part in descendants}
+    return [part for part in found.values() if isinstance(part, TrackableResource)]
 
 
 def _inputs_of(model: keras.Model) -> list[str] | None:
