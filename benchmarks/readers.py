@@ -303,20 +303,19 @@ def as_py_dataset(batches: Iterable[Any], steps: int) -> Any:
 def held_batches(batches: Iterable[Any]) -> Any:
     """Return a data set for `fit` of batches that stay in memory, where their tensors are.
 
-    On TensorFlow they have their type, as the loader's batches have: without it, `tf.function`
-    would look at each tensor in each step, which a ceiling must not pay.
+    On TensorFlow those without lists have their type, as the loader's batches have: without it,
+    `tf.function` would look at each tensor in each step, which a ceiling must not pay.
     """
     import keras
 
     from tutorlib.keras_bridge.adapter import TensorAdapter
 
     held = list(batches)
-    if keras.backend.backend() == "tensorflow":
+    lists = [name for name in _named(held[0][0]) if name.endswith("__values")]
+    if keras.backend.backend() == "tensorflow" and not lists:
         from tutorlib.keras_bridge.batch_types import with_types
 
-        names = _named(held[0][0])
-        lists = [n.removesuffix("__values") for n in names if n.endswith("__values")]
-        held = [*map(with_types(lists), held)]
+        held = [*map(with_types(), held)]
 
     class Held(TensorAdapter):
         num_batches, batch_size = len(held), len(held[0][1])

@@ -1,13 +1,8 @@
-"""What errors, `repr` and a notebook show: short lists, differences, tables."""
+"""What errors and `repr` show: short lists, differences."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
-
-# Colours come from the page, so that tables fit light and dark themes.
-_CELL = "text-align:{align};vertical-align:top;padding:2px 12px;white-space:pre-line"
-_RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
+from collections.abc import Iterable, Mapping
 
 
 def shortened(items: Iterable[object], most: int = 6) -> str:
@@ -40,35 +35,3 @@ def differences(was: object, now: object, name: str = "") -> list[str]:
             lines += differences(was.get(key), now.get(key), path)
         return lines
     return [] if was == now else [f"{name} was {was!r}, is {now!r}"]
-
-
-def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return an HTML table that scrolls if it is higher than about half a screen.
-
-    Args:
-        title: text above the table.
-        head: names of the columns.
-        rows: the cells of each row; integers get separators of thousands and stand on the right, a
-            newline begins a new line, and None is empty.
-
-    Example:
-        >>> "&lt;b&gt;" in html_table("", ["name"], [["<b>"]])
-        True
-    """
-    lines = [_row("th", [str(word) for word in head]), *(_row("td", row) for row in rows)]
-    return (
-        '<div style="max-height:32em;overflow:auto">'
-        f'<div style="padding:4px 12px"><b>{html.escape(title)}</b></div>'
-        f'<table style="border-collapse:collapse">{"".join(lines)}</table></div>'
-    )
-
-
-def _row(tag: str, cells: Sequence[object]) -> str:
-    return f"<tr>{''.join(_cell(tag, cell) for cell in cells)}</tr>"
-
-
-def _cell(tag: str, value: object) -> str:
-    number = isinstance(value, int) and not isinstance(value, bool)
-    style = f"{_CELL.format(align='right' if number else 'left')};{_RULE}"
-    text = f"{value:,}" if number else "" if value is None else html.escape(str(value))
-    return f'<{tag} style="{style}">{text}</{tag}>'

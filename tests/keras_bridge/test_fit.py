@@ -151,7 +151,7 @@ def read_everything(loader):
             value = getattr(loader, name)
             if callable(value):
                 value()
-    return len(loader), repr(loader), loader._repr_html_(), 1 / loader.num_batches
+    return len(loader), repr(loader), 1 / loader.num_batches
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -237,25 +237,6 @@ def test_other_features_than_those_of_a_functional_model_are_refused(folder, met
     assert loader.first_batch == loader.epoch == 0
 
 
-def test_a_tf_function_that_would_keep_batches_is_refused(folder):
-    loader = loader_of(folder, shuffle=False)
-
-    def total_of(batches):
-        @tf.function
-        def total():
-            rows = tf.constant(0, tf.int64)
-            for inputs, _ in batches:
-                rows += tf.reduce_sum(tf.cast(inputs["row"], tf.int64))
-            return rows
-
-        return total
-
-    with pytest.raises(RuntimeError, match=r"while it is traced.*\s+loader\.to_tf_dataset\(\)"):
-        total_of(loader)()
-    total = total_of(loader.to_tf_dataset())
-    assert total() == total() == ROWS * (ROWS - 1) // 2
-
-
 def test_what_is_left_of_an_epoch_leaves_the_filters_of_warnings_alone(folder):
     loader = loader_of(folder)
     for _ in zip(range(3), loader, strict=False):
@@ -338,13 +319,6 @@ def test_an_error_comes_through_fit_and_leaves_no_thread(folder, error, where):
     assert come_to_an_end(reader_threads)
 
 
-def test_another_keras_gets_a_clear_error_and_to_tf_dataset(folder, monkeypatch):
-    """Keras makes an array of what it does not know, as if it had moved its DataAdapter."""
-    monkeypatch.setattr("tutorlib.keras_bridge.adapter.DataAdapter", object)
-    with pytest.raises(TypeError, match=r"as 3\.15 does, give it loader\.to_tf_dataset"):
-        np.asarray(loader_of(folder))
-
-
 # ---- arguments that Keras would ignore ---------------------------------------------------------
 #
 # The nightly job runs this on the newest Keras: it fails when Keras passes its arguments in another
@@ -378,21 +352,14 @@ SIZE = "batch_size=32 with a loader .*pass batch_size to KerasSequenceLoader"
         ("fit", {"sample_weight": Y}, WEIGHTS),
         ("fit", {"batch_size": 32}, SIZE),
         ("fit", {"class_weight": {0: 2.0}}, "class_weight={0: 2.0} with .*weight_name="),
-        ("fit", {"validation_split": 0.2}, r"cannot become an array\. .*validation_data another"),
         ("evaluate", {"sample_weight": Y}, WEIGHTS),
         ("evaluate", {"batch_size": 32}, SIZE),
         ("predict", {"batch_size": 32}, SIZE),
     ],
 )
 def test_an_argument_that_keras_would_ignore_is_refused(folder, model, method, given, message):
-    with pytest.raises((ValueError, TypeError), match=message) as raised:
+    with pytest.raises(ValueError, match=message):
         getattr(model, method)(unshuffled(folder), verbose=0, **given)
-    assert "install" not in str(raised.value)
-
-
-def test_one_pass_over_a_loader_is_told_what_to_give(folder, model):
-    with pytest.raises(TypeError, match=r"fit the loader itself, or loader\.to_tf_dataset\(\)"):
-        model.fit(iter(unshuffled(folder)), verbose=0)
 
 
 def test_an_order_is_accepted_if_the_loader_has_it(folder, model):
@@ -436,3 +403,27 @@ def test_predict_on_rows_out_of_order_is_refused(folder, model):
     in_order = model.predict(unshuffled(folder), verbose=0)[:, 0]
     predicted = loader.predict(model, verbose=0)["prediction"]
     np.testing.assert_array_equal(predicted.to_numpy(), in_order)
+
+
+def test_a_tf_function_that_would_keep_batches_is_refused(folder):
+    loader = loader_of(folder, shuffle=False)
+
+    def total_of(batches):
+        @tf.function
+        def total():
+            rows = tf.constant(0, tf.int64)
+            for inputs, _ in batches:
+                rows += tf.reduce_sum(tf.cast(inputs["row"], tf.int64))
+            return rows
+
+        return total
+
+    with pytest.raises(RuntimeError, match=r"while it is traced.*\s+loader\.to_tf_dataset\(\)"):
+        total_of(loader)()
+    total = total_of(loader.to_tf_dataset())
+    assert total() == total() == ROWS * (ROWS - 1) // 2
+
+
+def test_one_pass_over_a_loader_is_told_what_to_give(folder, model):
+    with pytest.raises(TypeError, match=r"fit the loader itself, or loader\.to_tf_dataset\(\)"):
+        model.fit(iter(unshuffled(folder)), verbose=0)

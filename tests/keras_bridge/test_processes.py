@@ -263,20 +263,14 @@ LOOP_ROWS = 21_111  # 21 batches for each of two ranks, the last one of 75 or 76
 
 RESULT = """
 import json
-with strategy.scope():
-    model.compile("sgd", "binary_crossentropy")
-try:
-    model.fit(loader, verbose=0)
-except AttributeError as error:
-    refused = str(error)
 weights = [float(keras.ops.sum(w)) for w in model.trainable_variables]
-print(json.dumps({"losses": losses, "weights": weights, "refused": refused}))
+print(json.dumps({"losses": losses, "weights": weights}))
 """
 
 
 @pytest.mark.slow
 def test_two_processes_in_a_loop_of_your_own_stay_equal(tmp_path):
-    """Equal steps, losses and weights; `fit` under MultiWorkerMirroredStrategy names the page."""
+    """Equal steps, losses and weights."""
     rng = np.random.default_rng(0)
     c1, x = rng.integers(0, 500, LOOP_ROWS), rng.permutation(LOOP_ROWS) / LOOP_ROWS
     label = rng.random(LOOP_ROWS) < 0.2 + 0.6 * x * (c1 % 2)
@@ -291,7 +285,6 @@ def test_two_processes_in_a_loop_of_your_own_stay_equal(tmp_path):
     environments = [{"KERAS_BACKEND": "tensorflow", "TF_CONFIG": json.dumps(c)} for c in configs]
     program = code_below(PAGE, "TensorFlow: a loop of your own") + RESULT
     first, second = run_together([program] * 2, environments, cwd=tmp_path)
-    assert PAGE in first["refused"]
     assert len(first["losses"]) == 21
     assert first["losses"] == second["losses"]
     assert first["weights"] == second["weights"]

@@ -322,7 +322,7 @@ def resume_at(folder, **changes):
 NAMES = pa.table({"g": [[1]], "g__values": [1], "C": [1], "continuous": [0.5], "y": [0.5]})
 PRICES = pa.table({"value": pa.array([1], pa.decimal128(20, 2))})
 LISTS = {"multi_hot": "nnzs", "cat_names": ["g", "g__values"], "cont_names": []}
-MATRIX = {"batch_layout": "stacked", "cat_names": ["C"], "label_names": ["continuous"]}
+MATRIX = {"batch_layout": "stacked", "cont_names": ["y"], "label_names": ["continuous"]}
 CALLS = {  # {name: (call, error, facts)}
     "no file": (lambda f: loader_of(f / "none"), FileNotFoundError, ["Parquet", "none"]),
     "filters of a source": (
@@ -337,9 +337,6 @@ CALLS = {  # {name: (call, error, facts)}
     "nothing but decimals": (
         lambda f: KerasSequenceLoader(PRICES, 2), ValueError,
         ["'value'", r"decimal128\(20, 2\)", "cast it to float64"],
-    ),
-    "a function of two": (
-        lambda f: loader_of(f).map(lambda x, y: x), TypeError, ["one Chunk", r"chunk\['x'\]"],
     ),
     "no labels": (
         lambda f: loader_of(f, label_names=[]).to_tf_dataset(), ValueError, ["label_names"],

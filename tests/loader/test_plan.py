@@ -174,7 +174,7 @@ def test_a_plan_makes_far_fewer_calls_than_there_are_row_groups():
         try:
             plan = EpochPlan([1_000] * groups, **sizes)
             plan.chunks_from(0)
-            plan.row_groups_per_rank()
+            plan.row_groups_per_chunk()
         finally:
             sys.setprofile(None)
         assert 0 < calls < groups / 8

@@ -175,19 +175,6 @@ def test_what_does_not_make_a_table_is_refused(files, model):
         loader.predict(model, name="text", verbose=0)
 
 
-def test_predictions_are_written_whole_or_not_at_all(files, model, tmp_path):
-    path = tmp_path / "predictions.parquet"
-    loader = loader_of(files)
-    assert loader.predict(model, to=path, verbose=0) == path
-    assert pq.read_table(path).equals(loader.predict(model, verbose=0))
-    with pytest.raises(FileExistsError):
-        loader.predict(model, to=path, verbose=0)
-    path.unlink()
-    with pytest.raises(ValueError, match="in the table twice"):
-        loader.predict(model, to=path, name="text", verbose=0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_without_labels_are_predicted_for(tmp_path, model):
     rows = {"x": [1.0, 2.0], "label": pa.array([None, 0.5], pa.float32()), "n": ["a", "b"]}
     pq.write_table(pa.table(rows), tmp_path / "new.parquet")

@@ -75,8 +75,8 @@ def words_of(loader):
     """The warnings of two epochs' beginnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loader.peek()
         next(iter(loader))
+        loader.peek()
         loader.close()
     assert {warning.filename for warning in caught} <= {__file__}  # the user's line, not ours
     return [str(warning.message) for warning in caught]
@@ -109,12 +109,6 @@ def test_a_shuffle_of_all_rows_none_or_the_one_asked_for_is_not_warned_of(tmp_pa
     assert words_of(loader_of(source, 50, **changes)) == []
 
 
-def test_a_budget_and_a_rank_that_shuffle_poorly_are_named(tmp_path):
+def test_a_budget_that_shuffles_poorly_is_named(tmp_path):
     (words,) = words_of(loader_of(write(tmp_path, 300_000, 100_000), 100, memory_budget="6MB"))
-    assert "or give a larger memory_budget" in words
-    write(tmp_path, 1000, 100)
-    rank = loader_of(tmp_path, 50, global_size=4, global_rank=1)
-    (words,) = words_of(rank)
-    assert "a rank reads only " in words
-    assert "of 10 row groups in an epoch" in words
-    assert "in at least 32 row groups" in words
+    assert "Give a larger memory_budget" in words

@@ -218,7 +218,6 @@ def test_every_pass_of_a_dataset_is_the_next_epoch(changes, no_thread_is_left):
     rows = rows.append_column("w", [np.arange(900) / 7])
     loader, alone = loader_of(rows, **changes), loader_of(rows, **changes)
     dataset = loader.to_tf_dataset()
-    assert int(dataset.cardinality()) == len(loader) == 4
     for epoch in (1, 2):
         for got, want in zip(dataset, alone, strict=True):
             parts = [tf.nest.flatten(batch) for batch in (got, want)]

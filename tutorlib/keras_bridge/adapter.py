@@ -8,23 +8,15 @@ export `DataAdapter`; it is imported here and nowhere else.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tutorlib.keras_bridge.ranks import process_count
-
-TESTED_KERAS = "3.15"
-
-try:
-    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-except ImportError:  # Keras then treats a loader like any object, and `__array__` says what to do
-    DataAdapter = object
-
 
 # ---- batches on their way into Keras -------------------------------------------------------------
 
@@ -59,22 +51,13 @@ class _Epochs(Iterable[Any]):
     def __iter__(self) -> Iterator[Any]:
         return Pass(self._new_pass())
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
-        raise AttributeError(
-            f"this is not a tf.data.Dataset, which a tf.distribute strategy needs (it asks for "
-            f"{name!r}); give fit, evaluate or predict loader.to_tf_dataset(). Under "
-            "MultiWorkerMirroredStrategy, which fit does not support, write the loop that "
-            "docs/scale_out.md has"
-        )
 
-
-class TensorAdapter(abc.ABC, DataAdapter):
+class TensorAdapter(DataAdapter):
     """A data adapter whose batches are tensors of Keras's backend already."""
 
-    @abc.abstractmethod
     def new_pass(self) -> Iterator[Any]:
         """Yield the batches of an epoch, which begins with the first: Keras may ask for none."""
+        raise NotImplementedError
 
     def get_tf_dataset(self) -> Iterable[Any]:
         """Return the batches: an iterable of which each `iter()` is one epoch."""
@@ -126,10 +109,12 @@ class LoaderAdapter(TensorAdapter):
             yield batch
 
     def get_tf_dataset(self: Any) -> Iterable[Any]:
-        """Return the batches, with their types for `tf.function`."""
+        """Return the batches, with their types for `tf.function` if they hold no lists."""
+        if self.layout.ragged:  # another shape in each batch
+            return _Epochs(self.new_pass)
         from tutorlib.keras_bridge.batch_types import with_types
 
-        typed = with_types([*self.layout.ragged])
+        typed = with_types()
         return _Epochs(lambda: map(typed, self.new_pass()))
 
     @property
@@ -143,25 +128,26 @@ class LoaderAdapter(TensorAdapter):
         caller = caller_of(self, "a loader", accepted)
         if caller is None:
             return len(self)
-        if caller.method == "predict" and process_count() > 1:
+        method, model = caller
+        if method == "predict" and process_count() > 1:
             raise ValueError(
                 "predict with a loader cannot collect the predictions of several processes; "
                 "loader.predict(model) gives those of all rows, on each process"
             )
-        if caller.method == "predict" and self.shuffle:
+        if method == "predict" and self.shuffle:
             raise ValueError(
                 "predict with a loader that shuffles (shuffle=True, the default) would give "
                 "predictions in another order than that of the files. loader.predict(model) gives "
                 "them in order, as a table with the columns id_names=[...]; model.predict needs "
                 "shuffle=False."
             )
-        if not self.labelled and caller.compares_with_labels():
+        if not self.labelled and method != "predict" and model.loss is not None:
             raise ValueError(
-                f"{caller.method} with a loader that has no labels. Name them, "
+                f"{method} with a loader that has no labels. Name them, "
                 "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
                 "(LabelEncoder, or label_names of the Workflow)."
             )
-        refuse_other_inputs(caller.model, self.layout.input_names)
+        refuse_other_inputs(model, self.layout.input_names)
         self.check_for_fit()
         return len(self)
 
@@ -169,20 +155,6 @@ class LoaderAdapter(TensorAdapter):
     def has_partial_batch(self: Any) -> bool:
         """Whether the last batch of an epoch has fewer rows than the others."""
         return self.partial_batch_size is not None
-
-    @property
-    def __array__(self) -> Any:
-        """Refuse to become an array, as which Keras takes an object that it does not know.
-
-        Raises:
-            TypeError: always; the message says what to give to Keras instead.
-        """
-        raise TypeError(
-            f"a {type(self).__name__} gives batches and cannot become an array. For "
-            "validation_split, which is for arrays, give validation_data another loader. If this "
-            f"Keras ({keras.__version__}) does not take a loader as {TESTED_KERAS} does, give it "
-            "loader.to_tf_dataset()"
-        )
 
 
 def _builds_model() -> bool:
@@ -230,25 +202,13 @@ REMEDIES = {
     "batch_size": "pass batch_size to KerasSequenceLoader",
     "shuffle": "pass shuffle to KerasSequenceLoader",
 }
-STEPS = {"fit": "train_step", "evaluate": "test_step", "predict": "predict_step"}
+METHODS = ("fit", "evaluate", "predict")
 
 
-class Caller(NamedTuple):
-    """Who begins to take batches: a method of a model, "fit", "evaluate" or "predict"."""
-
-    method: str
-    model: keras.Model
-
-    def compares_with_labels(self) -> bool:
-        """Return whether the method computes a loss in the way of Keras."""
-        if self.method == "predict" or self.model.loss is None:
-            return False
-        own, steps = type(self.model), (STEPS[self.method], "compute_loss")
-        return all(getattr(own, step) is getattr(keras.Model, step) for step in steps)
-
-
-def caller_of(adapter: DataAdapter, data: str, accepted: Mapping[str, Any]) -> Caller | None:
-    """Return which method of a model begins to take batches, or None; for `num_batches` only.
+def caller_of(
+    adapter: DataAdapter, data: str, accepted: Mapping[str, Any]
+) -> tuple[str, keras.Model] | None:
+    """Return (method, model) that begins to take batches, or None; for `num_batches` only.
 
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
     `batch_size` and `shuffle`. It asks for `num_batches` in the constructor of its iterator, which
@@ -269,7 +229,7 @@ def caller_of(adapter: DataAdapter, data: str, accepted: Mapping[str, Any]) -> C
         return None
     frame = iterator
     while frame is not None and not (
-        frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)
+        frame.f_code.co_name in METHODS and isinstance(frame.f_locals.get("self"), keras.Model)
     ):
         frame = frame.f_back
     if frame is None:
@@ -289,4 +249,4 @@ def caller_of(adapter: DataAdapter, data: str, accepted: Mapping[str, Any]) -> C
             scalar = isinstance(value, int | str | dict)
             shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
             raise ValueError(f"{name}{shown} with {data} has no effect; {REMEDIES[name]}")
-    return Caller(frame.f_code.co_name, asked["self"])
+    return frame.f_code.co_name, asked["self"]

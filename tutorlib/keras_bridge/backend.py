@@ -15,9 +15,6 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
 
     The array must start at a multiple of 64 bytes (`memory.aligned_empty`): otherwise TensorFlow's
     DLPack import aborts the process. The tensor keeps the array's memory alive.
-
-    Raises:
-        ValueError: for a backend other than TensorFlow, JAX, PyTorch and NumPy.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -26,9 +23,7 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
         import torch
 
         return lambda array: keras.ops.convert_to_tensor(torch.from_numpy(array))  # on its device
-    if backend not in ("jax", "numpy"):
-        raise ValueError(f"tensors of the Keras backend {backend!r} are not supported")
-    return lambda array: array
+    return lambda array: array  # JAX takes it as it is
 
 
 def tensorflow_maker(**options: Any) -> Callable[[Any], Any]:
@@ -67,17 +62,6 @@ def unstacking_maker(make: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray]
     return to_tensorflow
 
 
-def refuse_tracing() -> None:
-    """Raise RuntimeError while TensorFlow traces a function: a batch would be a constant in it."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and tensorflow.inside_function():
-        raise RuntimeError(
-            "a tf.function takes the batches of a loader once, while it is traced, and repeats "
-            "them in each call. Loop over the loader outside of it, or inside over "
-            "loader.to_tf_dataset()"
-        )
-
-
 def min_int_dtype_on_gpu() -> str:
     """Return the narrowest dtype of integers in batches on a GPU: "int32" or "int64".
 
@@ -94,3 +78,14 @@ def max_int_dtype() -> str:
     import jax
 
     return str(jax.dtypes.canonicalize_dtype("int64"))
+
+
+def refuse_tracing() -> None:
+    """Raise RuntimeError while TensorFlow traces a function: a batch would be a constant in it."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and tensorflow.inside_function():
+        raise RuntimeError(
+            "a tf.function takes the batches of a loader once, while it is traced, and repeats "
+            "them in each call. Loop over the loader outside of it, or inside over "
+            "loader.to_tf_dataset()"
+        )

@@ -8,7 +8,7 @@ of a loader have the same one if they have the same number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,11 +49,6 @@ class BatchType(tf.types.experimental.TraceType):
                 parts.append({name: found[name] for name in names} or None)
         return tuple(parts)
 
-    def takes(self, inputs: Mapping[str, Any], names: Iterable[str]) -> bool:
-        """Return whether the named inputs of a batch have shapes of this type."""
-        specs = dict(zip(self._sorted[0] or (), self._specs, strict=False))
-        return all(specs[name].shape.is_compatible_with(inputs[name].shape) for name in names)
-
     def placeholder_value(self, placeholder_context: Any) -> Any:
         """Return a batch of symbolic tensors."""
         return self.from_tensors(
@@ -70,21 +65,11 @@ class BatchType(tf.types.experimental.TraceType):
 
     def is_subtype_of(self, other: Any) -> bool:
         """Return whether a function that was traced for the other type takes this one."""
-        return self == other or (
-            isinstance(other, BatchType)
-            and self._sorted == other._sorted
-            and all(a.is_subtype_of(b) for a, b in zip(self._specs, other._specs, strict=True))
-        )
+        return self == other
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> BatchType | None:
-        """Return the type of batches of any of these numbers of rows; None if columns differ."""
-        if any(getattr(other, "_sorted", None) != self._sorted for other in others):
-            return None
-        specs = [
-            spec.most_specific_common_supertype([other._specs[k] for other in others])
-            for k, spec in enumerate(self._specs)
-        ]
-        return None if None in specs else BatchType(self._structure, specs)
+        """Return None: a function is traced for each number of rows, of which a loader has two."""
+        return None
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, BatchType):
@@ -114,32 +99,20 @@ class TypedBatch(tuple[Any, ...]):
         return self.tracing_type or batch_type(self)
 
 
-def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
+def with_types() -> Callable[[Any], Any]:
     """Return a function that makes a `TypedBatch` of a batch.
 
     All its batches must have the same columns of the same dtypes, and shapes that differ only by
-    the number of rows, except for lists.
-
-    Args:
-        lists: names of the list columns. From the second number of values on, any other number is
-            of the same type.
+    the number of rows.
     """
-    types: dict[int, list[BatchType]] = {}  # by rows, from the first to the most general one
+    types: dict[int, BatchType] = {}  # by rows
 
     def typed(batch: Any) -> Any:
-        inputs = batch[0]
-        names = [name for column in lists for name in (column, f"{column}__values")]
-        names = [name for name in names if name in inputs]
-        rows = next(inputs[name] for name in inputs if not name.endswith("__values")).shape[0]
-        known = types.setdefault(rows, [])
-        found = next((one for one in known if one.takes(inputs, names)), None)
-        if found is None:
-            found = batch_type(batch)
-            if known:
-                found = found.most_specific_common_supertype([known[-1], found]) or found
-            known.append(found)
+        rows = next(iter(batch[0].values())).shape[0]
+        if rows not in types:
+            types[rows] = batch_type(batch)
         result = TypedBatch(batch)
-        result.tracing_type = found
+        result.tracing_type = types[rows]
         return result
 
     return typed

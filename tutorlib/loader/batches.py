@@ -28,10 +28,10 @@ class Batches(Iterator[Any]):
     Batches can be taken by any thread, but by one at a time: ValueError otherwise.
 
     Args:
-        cursor: gives the epoch and the first batch when the first batch is asked for.
+        cursor: gives the epoch and the first batch when the first batch is asked for; each batch
+            moves it.
         begin: returns, for a pass, (pipeline, batches that the consumer's thread makes).
         num_batches: batches of an epoch.
-        moves: whether each batch moves the cursor; False leaves the loader where it is.
     """
 
     def __init__(
@@ -39,14 +39,23 @@ class Batches(Iterator[Any]):
         cursor: EpochCursor,
         begin: Callable[[Batches], tuple[Pipeline, Iterator[Any]]],
         num_batches: int,
-        *,
-        moves: bool = True,
     ) -> None:
-        self._cursor, self._begin = cursor, begin
-        self._num_batches, self._moves = num_batches, moves
+        self._cursor, self._begin, self._num_batches = cursor, begin, num_batches
         self._pipeline: Pipeline | None = None
         self._made: Iterator[Any] = iter(())
         self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
+
+    @property
+    def __array__(self) -> Any:
+        """Refuse to become an array, as which Keras takes an object that it does not know.
+
+        Raises:
+            TypeError: always; the message says what to give to Keras instead.
+        """
+        raise TypeError(
+            "iter(loader) is one pass and cannot become an array: give fit the loader itself, or "
+            "loader.to_tf_dataset()"
+        )
 
     def __next__(self) -> Any:
         refuse_tracing()
@@ -83,21 +92,8 @@ class Batches(Iterator[Any]):
         if batch is None or self._pipeline.has_stopped():
             return None
         self._next += 1
-        if self._moves:
-            self._cursor.advance(self._epoch, self._next, self._num_batches)
+        self._cursor.advance(self._epoch, self._next, self._num_batches)
         return batch
-
-    @property
-    def __array__(self) -> Any:
-        """Refuse to become an array, as which Keras takes an object that it does not know.
-
-        Raises:
-            TypeError: always; the message says what to give to Keras instead.
-        """
-        raise TypeError(
-            "iter(loader) is one pass and cannot become an array: give fit the loader itself, or "
-            "loader.to_tf_dataset()"
-        )
 
     def close(self) -> None:
         """Stop the threads of this pass; it then has no more batches."""
@@ -250,29 +246,3 @@ def _by_batch(tensors: Mapping[str, Sequence[Any]], count: int) -> list[dict[str
     if not tensors:
         return [{} for _ in range(count)]
     return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
-
-
-def tf_dataset(loader: Any) -> Any:
-    """Return a `tf.data.Dataset` of which each pass is the next epoch of a `KerasSequenceLoader`.
-
-    Raises:
-        ValueError: without labels, because a dataset cannot hold (inputs, None).
-    """
-    import tensorflow as tf
-
-    if not loader.labelled:
-        raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
-
-    def spec(tensor: Any, name: str = "") -> Any:
-        rest = [None] if name in loader.layout.ragged else tensor.shape[1:]
-        return tf.TensorSpec([None, *rest], tensor.dtype)
-
-    inputs, *targets = loader.peek()
-    signature = (
-        {name: spec(tensor, name) for name, tensor in inputs.items()},
-        *(tf.nest.map_structure(spec, target) for target in targets),
-    )
-    dataset = tf.data.Dataset.from_generator(lambda: iter(loader), output_signature=signature)
-    if loader.first_batch:
-        return dataset  # its first pass is shorter than the others
-    return dataset.apply(tf.data.experimental.assert_cardinality(len(loader)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from tutorlib.columns import (
     Masked,
     Ragged,
-    Strings,
     as_lists,
     as_vectors,
     flat_values,
@@ -54,7 +53,7 @@ class Layout:
 
     Attributes:
         columns: columns of the schema, in the order of their roles.
-        stacked: as given, and so are `multi_hot` and `min_int_dtype`.
+        multi_hot: as given, and so is `min_int_dtype`.
         labels: names of the label columns.
         weights: names of the columns of sample weights, at most one.
         dtypes: {name: dtype in a batch}.
@@ -62,6 +61,7 @@ class Layout:
             Lists have none.
         ragged: {name: column of lists}.
         row_bytes: bytes of a row in a batch, without lists.
+        input_names: names of the inputs of a batch, without labels and weights.
 
     Raises:
         ValueError: if a column cannot be in a batch, or names clash.
@@ -79,7 +79,6 @@ class Layout:
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.columns = columns
-        self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
         self.min_int_dtype = np.dtype(min_int_dtype)
         self.labels, self.weights = schema.labels.names, schema.with_role("weight").names
@@ -92,29 +91,35 @@ class Layout:
             self.dtypes[column.name] = dtype
         self._filled = schema.features.names if nulls == "fill" else []
         self.ragged = {column.name: column for column in columns if column.multi_hot}
-        _check_columns(columns, stacked, self.multi_hot)
         self.fields: list[Field] = []
-        together: dict[str, list[Column]] = {}
+        together: dict[tuple[str, str], list[Column]] = {}
         for column in columns:
             if not column.multi_hot:
                 name = column.role if stacked and column.role in STACKED_ROLES else column.name
-                together.setdefault(name, []).append(column)
-        for name, chosen in together.items():
+                together.setdefault((name, column.role), []).append(column)
+            elif column.role not in STACKED_ROLES:
+                advice = ". Lists of k values in every row can be labels: Column(..., length=k)"
+                advice = advice if column.role == "label" else ""
+                raise ValueError(
+                    f"column {column.name!r}: a {column.role} must not be a list{advice}"
+                )
+        for (name, _), chosen in together.items():
             dtype = max((self.dtypes[c.name] for c in chosen), key=lambda dtype: dtype.itemsize)
             self.dtypes |= {column.name: dtype for column in chosen}
             self.fields.append(Field(name, dtype, tuple(chosen)))
         self.row_bytes = sum(field.dtype.itemsize * field.width for field in self.fields)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs of a batch, without labels and weights."""
-        targets = {*self.labels, *self.weights}
-        names = [field.name for field in self.fields if field.name not in targets]
-        if self.multi_hot.form == "padded":
-            return [*names, *self.ragged]
+        names = [field.name for field in self.fields]
         for name in self.ragged:
-            names += [f"{name}__values", f"{name}__nnzs"]
-        return names
+            padded = self.multi_hot.form == "padded"
+            names += [name] if padded else [f"{name}__values", f"{name}__nnzs"]
+        for name, count in collections.Counter(names).items():
+            if count > 1:
+                raise ValueError(
+                    f"column {name!r} has the name of a tensor that a list column becomes, or of a "
+                    "stacked matrix; rename it"
+                )
+        targets = {*self.labels, *self.weights}
+        self.input_names = [name for name in names if name not in targets]
 
     def cells(
         self,
@@ -149,21 +154,15 @@ class Layout:
         dtype = self.dtypes[column.name]
         if isinstance(values, Masked):
             values = self._without_nulls(column, values, first_row, offsets)
-        if isinstance(values, (Ragged, Strings)):
-            kind = "lists" if isinstance(values, Ragged) else "strings"
+        kind = "lists" if isinstance(values, Ragged) else "strings"
+        if is_array(values):
+            kind = f"{values.dtype} of shape {values.shape}"
+            if values.dtype.kind == "b":
+                values = values.astype(np.int32)
+        floats = is_array(values) and values.dtype.kind == "f" and dtype.kind == "i"
+        if not is_array(values) or values.ndim != 1 or floats:
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
-            )
-        if not is_array(values) or values.ndim != 1:
-            raise ValueError(
-                f"column {column.name!r}: an array with one value per row is needed, got a "
-                f"{type(values).__name__} of shape {np.shape(values)}"
-            )
-        if values.dtype.kind == "b":
-            values = values.astype(np.int32)
-        if values.dtype.kind == "f" and dtype.kind == "i":
-            raise ValueError(
-                f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
         low, high = self.bounds(column)
         # A NaN is within no bounds.
@@ -244,31 +243,6 @@ class Layout:
         return Ragged(values, lists.offsets)
 
 
-def _check_columns(columns: Sequence[Column], stacked: bool, multi_hot: MultiHot) -> None:
-    tensors: list[str] = []  # of lists, beside those that have the name of their column
-    if multi_hot.form == "nnzs":
-        for column in columns:
-            if column.multi_hot:
-                tensors += [f"{column.name}__values", f"{column.name}__nnzs"]
-    for column in columns:
-        if column.name in tensors:
-            raise ValueError(
-                f"column {column.name!r} has the name of a tensor that a list column becomes; "
-                "rename it"
-            )
-        if column.multi_hot and column.role not in STACKED_ROLES:
-            advice = ""
-            if column.role == "label":
-                advice = ". Lists of k values in every row can be labels: Column(..., length=k)"
-            raise ValueError(f"column {column.name!r}: a {column.role} must not be a list{advice}")
-        in_matrix = column.role in STACKED_ROLES and not column.multi_hot
-        if stacked and column.name in STACKED_ROLES and not in_matrix:
-            raise ValueError(
-                f"column {column.name!r} has the name of a stacked matrix; rename it, or use "
-                "batch_layout='columns'"
-            )
-
-
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
     """Return the values of all rows of a column of vectors, of which every row has `length`."""
     length = column.length
@@ -314,14 +288,14 @@ def _refusal(column: Column, dtype: np.dtype, value: Any, row: int, low: float) 
             "or name a number in cont_names"
         )
     if dtype.kind == "i":
-        why = " (JAX keeps no wider integers without jax_enable_x64)" if dtype == np.int32 else ""
-        remedy = "use smaller values"
-        if column.role == "categorical":
-            remedy = "turn it into small ids in a Workflow (Categorify, HashBucket)"
-        return f"{place} does not fit {dtype}{why}; {remedy}"
+        return (
+            f"{place} does not fit {dtype} (JAX keeps int64 with jax_enable_x64 alone); use "
+            "smaller values, and small ids from a Workflow (Categorify, HashBucket)"
+        )
     if np.isfinite(value):
         advice = "scale the column in a Workflow (LogOp, Normalize) or clip it"
         return f"{place} is too large for {dtype}; {advice}"
-    if column.role in ("label", "weight"):
-        return f"{place}; a {column.role} must be finite: correct it, or drop it with filters="
-    return f"{place}; limit it with Clip in a Workflow, or drop the row with filters="
+    return (
+        f"{place}; a {column.role} value must be finite: limit it with Clip in a Workflow, or drop "
+        "the row with filters="
+    )

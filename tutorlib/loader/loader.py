@@ -7,26 +7,22 @@ what Keras asks, and what the loader says of itself.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
-import inspect
-import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import keras
 import pyarrow as pa
 
 from tutorlib.columns import Chunk
-from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.ranks import batch_parts, data_share, process_count
-from tutorlib.loader.batches import Assembler, Batches, BatchMaker, tf_dataset
+from tutorlib.loader.batches import Assembler, Batches, BatchMaker
 from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.cursor import EpochCursor, Position
 from tutorlib.loader.layout import Layout
@@ -40,7 +36,8 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
-FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
+FEW_ROW_GROUPS = 4  # fewer of them in a chunk are worth a warning
+WARNS_LOOP = 5  # stacklevel: past this module and batches.py to who takes the first batch
 
 
 class KerasSequenceLoader(LoaderAdapter):
@@ -51,7 +48,8 @@ class KerasSequenceLoader(LoaderAdapter):
     epoch. Each row comes exactly once in an epoch. Seed and epoch alone decide the order.
 
     An epoch ends when its last batch is taken. Iterating again before that restarts the same epoch
-    in the same order.
+    in the same order. Loop over it outside of a `tf.function`, which would keep the batches of the
+    call that traces it; inside of one, loop over `to_tf_dataset()`.
 
     Args:
         paths_or_source: Parquet file, folder, glob pattern, a list of these; a
@@ -251,18 +249,17 @@ class KerasSequenceLoader(LoaderAdapter):
         """Transform every chunk on the reader threads as it is read; returns the loader.
 
         Args:
-            workflow_or_function: a fitted `Workflow`: its features replace the loader's, but named
-                ones that it does not take stay; its labels and weight are used if the loader names
+            workflow_or_function: a fitted `Workflow`: its features replace the loader's, which may
+                name the same columns; its labels and weight are used if the loader names
                 none, except with `label_names=[]`. The Workflow stays as it is. Or a function that
                 takes a `Chunk` and returns a `Chunk` of as many rows, with the columns of the
                 loader's schema in the same types.
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
-            TypeError: if a function does not take one argument.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
-                no batch can hold; if the loader names some of its columns as features, but not all;
-                with device="gpu".
+                no batch can hold; if the loader names other features than the workflow takes; with
+                device="gpu".
 
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
@@ -279,15 +276,14 @@ class KerasSequenceLoader(LoaderAdapter):
                 "Workflow"
             )
         if hasattr(workflow_or_function, "transform"):
-            made = online(
+            schema, columns, self._transform = online(
                 workflow_or_function, self.source, self._file_schema, named=self._named,
                 unlabelled=self._unlabelled,
             )  # fmt: skip
-            self._transform, self._workflow = made.transform, workflow_or_function
-            self._set_schema(made.schema, made.columns)
+            self._workflow = workflow_or_function
+            self._set_schema(schema, columns)
             _ = self.layout  # refuses columns that no batch can hold
         else:
-            _check_function(workflow_or_function)
             self._transform = workflow_or_function
             self._set_schema(self.schema, self._columns)
         return self
@@ -365,11 +361,6 @@ class KerasSequenceLoader(LoaderAdapter):
         return len(self._any_plan())
 
     @property
-    def num_rows(self) -> int:
-        """Rows that this loader gives in an epoch: those of its rank, after `drop_last`."""
-        return self._any_plan().num_rows
-
-    @property
     def batch_size(self) -> int:
         """Rows of a full batch."""
         return self._settings.batch_size
@@ -388,11 +379,11 @@ class KerasSequenceLoader(LoaderAdapter):
     # ---- a pass: threads read and gather chunks, the consumer makes tensors ----
 
     def __iter__(self) -> Batches:
-        return self._new_pass()
+        return self._new_pass(self._cursor)
 
     def preview(self) -> Batches:
         """Return the batches of the current epoch; the next `iter()` begins with them again."""
-        return self._new_pass(moves=False)
+        return self._new_pass(copy.copy(self._cursor))
 
     def peek(self) -> Any:
         """Return the first batch of the current epoch; the next `iter()` begins with it again."""
@@ -411,11 +402,10 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         if self.device == "gpu":
             raise ValueError("as_numpy() gives arrays of the host: make the loader on device='cpu'")
-        return self._new_pass(as_numpy=True)
+        return self._new_pass(self._cursor, as_numpy=True)
 
-    def _new_pass(self, *, moves: bool = True, as_numpy: bool = False) -> Batches:
-        begin = functools.partial(self._begin_pass, as_numpy)
-        batches = Batches(self._cursor, begin, len(self), moves=moves)
+    def _new_pass(self, cursor: EpochCursor, *, as_numpy: bool = False) -> Batches:
+        batches = Batches(cursor, functools.partial(self._begin_pass, as_numpy), len(self))
         self._open.add(batches)
         return batches
 
@@ -477,7 +467,21 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             ValueError: without labels, because a dataset cannot hold (inputs, None).
         """
-        return tf_dataset(self)
+        import tensorflow as tf
+
+        if not self.labelled:
+            raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
+
+        def spec(tensor: Any, name: str = "") -> Any:
+            rest = [None] if name in self.layout.ragged else tensor.shape[1:]
+            return tf.TensorSpec([None, *rest], tensor.dtype)
+
+        inputs, *targets = self.peek()
+        signature = (
+            {name: spec(tensor, name) for name, tensor in inputs.items()},
+            *(tf.nest.map_structure(spec, target) for target in targets),
+        )
+        return tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
 
     # ---- the position, saved and restored ----
 
@@ -560,10 +564,8 @@ class KerasSequenceLoader(LoaderAdapter):
         model: keras.Model,
         *,
         name: str = "prediction",
-        to: str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
         verbose: str | int = "auto",
-    ) -> pa.Table | Path:
+    ) -> pa.Table:
         """Return the predictions for all rows, in the order of the files, next to their ids.
 
         The rows are those of the files after `filters`, each once, even if this loader shuffles,
@@ -574,27 +576,22 @@ class KerasSequenceLoader(LoaderAdapter):
         Args:
             model: Keras model that takes the batches of this loader.
             name: name of the column of predictions, and the prefix of all their names.
-            to: Parquet file (`.parquet`) or folder to write instead of returning a table. It
-                appears when it is whole, and memory holds one row group of it.
-            overwrite: whether an existing `to` is replaced.
             verbose: 0 prints nothing, 1 a progress bar, 2 a line; "auto" chooses as Keras does.
 
         Returns:
             `pyarrow.Table` with the columns `id_names` and the predictions: a column `prediction`
             of numbers for an output [batch] or [batch, 1], of fixed-size lists for [batch, k].
-            Several outputs have a column each, `prediction_{output}`. With `to`, the path.
+            Several outputs have a column each, `prediction_{output}`.
 
         Raises:
             ValueError: if two columns of the table have the same name, or an output does not have a
                 value for each row.
-            FileExistsError: if `to` exists and `overwrite` is False.
 
         Example:
             >>> loader = KerasSequenceLoader(
             ...     "data/test", 4096, schema=schema, id_names=["user_id", "item_id"]
             ... )  # doctest: +SKIP
             >>> loader.predict(model).sort_by("prediction")  # doctest: +SKIP
-            >>> loader.predict(model, to="predictions.parquet")  # doctest: +SKIP
         """
         from tutorlib.loader.predict import predictions
 
@@ -606,7 +603,7 @@ class KerasSequenceLoader(LoaderAdapter):
         schema = self.schema.features
         loader._set_schema(schema, self._columns if self._transform else schema.names)
         loader._begin()
-        return predictions(loader, model, name, verbose, to, overwrite)
+        return predictions(loader, model, name, verbose)
 
     # ---- what Keras asks ----
 
@@ -619,42 +616,32 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def check_for_fit(self) -> None:
         """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
-        if process_count() > 1 and self._settings.global_size is None:
-            raise ValueError(
-                "the loader was made before the processes were joined, so each of them gives every "
-                "row: make it after jax.distributed.initialize() and set_distribution()"
-            )
         self._check_batches()
-        if process_count() > 1 or batch_parts() > 1:
-            self._check_joined_batches(batch_parts())
-
-    def _check_joined_batches(self, parts: int) -> None:
-        """Raise ValueError if Keras cannot join the processes' batches, or split one over devices.
-
-        Args:
-            parts: into how many equal parts the devices of this process split a batch.
-        """
-        settings, form, lists = self._settings, self.layout.multi_hot, list(self.layout.ragged)
-        fixed = form.form == "padded" and form.max_length is not None
-        if process_count() > 1 and lists and not fixed:
+        settings, form, parts = self._settings, self._settings.multi_hot, batch_parts()
+        ranks = 1
+        if process_count() > 1:  # Keras joins their batches
+            if settings.global_size is None:
+                raise ValueError(
+                    "the loader was made before the processes were joined, so each of them gives "
+                    "every row: make it after jax.distributed.initialize() and set_distribution()"
+                )
+            ranks, lists = settings.global_size, list(self.layout.ragged)
+            if lists and (form.form != "padded" or form.max_length is None):
+                raise ValueError(
+                    f"columns {lists}: Keras can join the batches of several processes only if "
+                    "their lists have the same width. Use multi_hot=MultiHot('padded', "
+                    "max_length=...)"
+                )
+        if settings.batch_size % parts:
             raise ValueError(
-                f"columns {lists}: Keras can join the batches of several processes only if their "
-                "lists have the same width. Use multi_hot=MultiHot('padded', max_length=...)"
+                f"batch_size={settings.batch_size} must be a multiple of {parts}, the devices of "
+                "this process that share a batch"
             )
-        size = settings.batch_size
-        if size % parts:
+        if self.source.num_rows % (ranks * parts) and not settings.drop_last:
             raise ValueError(
-                f"batch_size={size} must be a multiple of {parts}, the devices of this process "
-                f"that share a batch; {size // parts * parts or parts} would do"
+                f"the last batches of {self.source.num_rows} rows do not have equally many on each "
+                f"of {ranks * parts} devices, as Keras needs. Use drop_last=True"
             )
-        count = (settings.global_size or 1) if process_count() > 1 else 1
-        rows, last_sizes = self.source.num_rows, self._any_plan().batch_sizes[-2:]
-        if settings.drop_last or not (rows % count or (last_sizes % parts).any()):
-            return
-        raise ValueError(
-            f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
-            "devices, as Keras needs. Use drop_last=True"
-        )
 
     # ---- what the loader says of itself ----
 
@@ -662,7 +649,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
 
         Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
-        is poor if `row_groups_per_chunk` or `row_groups_per_rank` is below 4.
+        is poor if `row_groups_per_chunk` is below 4.
         """
         plan, settings, source = self._any_plan(), self._settings, self.source
         rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
@@ -674,10 +661,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "batch_size": settings.batch_size,
             "chunks": len(plan.chunks),
             "chunk_rows": rows,
-            "chunk_bytes": int(rows * self._size.row_bytes),
-            "shuffle_window_rows": rows if settings.shuffle else 0,
-            "row_groups_per_chunk": round(plan.row_groups_per_chunk(), 1),
-            "row_groups_per_rank": round(plan.row_groups_per_rank(), 1),
+            "row_groups_per_chunk": plan.row_groups_per_chunk(),
             "threads": settings.reader_threads(
                 on_device=self.device == "gpu", remote=not source.is_local
             ),
@@ -705,79 +689,34 @@ class KerasSequenceLoader(LoaderAdapter):
             f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
         )
 
-    def _repr_html_(self) -> str:
-        numbers = [(name.replace("_", " "), value) for name, value in self.describe().items()]
-        table = html_table(type(self).__name__, ("plan", ""), numbers)
-        try:
-            dtypes, title = self.layout.dtypes, "Batches"
-        except ValueError as error:  # strings, before a workflow is mapped
-            dtypes, title = {}, f"No batches yet: {error}"
-        rows = [(c.name, c.role, dtypes.get(c.name, c.dtype), c.cardinality) for c in self.schema]
-        return table + html_table(title, ("column", "role", "dtype", "cardinality"), rows)
-
     def _warn_once(self) -> None:
         """Warn of columns left out by inference, and of files that allow for no good shuffle."""
         if self._warned:
             return
         self._warned = True
+        warn = functools.partial(warnings.warn, stacklevel=WARNS_LOOP)
         if self.schema.left_out:
-            warnings.warn(
+            warn(
                 f"these columns are not among the features: {self.schema.left_out}. Name the "
-                "features (cat_names, cont_names) to choose them yourself, without this warning.",
-                stacklevel=_level_of_user(),
+                "features (cat_names, cont_names) to choose them yourself, without this warning."
             )
         settings, plan, count = self._settings, self._any_plan(), len(self.source)
         if not settings.shuffle:
             return
         if len(plan) == 1:
-            warnings.warn(
+            warn(
                 "shuffle=True does not shuffle: an epoch is one batch, and rows of a batch come in "
                 "the order of the files, row group by row group. Give a smaller batch_size, or "
-                "shuffle=False",
-                stacklevel=_level_of_user(),
+                "shuffle=False"
             )
-        size, doubts = settings.global_size or 1, []
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
-        mixed = plan.row_groups_per_chunk()
+        mixed, ranks = plan.row_groups_per_chunk(), settings.global_size or 1
         if len(plan.chunks) > 1 and mixed < FEW_ROW_GROUPS and (automatic or count == 1):
-            doubts.append(
-                f"rows are shuffled chunk by chunk, and a chunk has rows of about {mixed:.0f} row "
-                f"groups (the files have {count}), so rows near each other in the files stay near"
+            warn(
+                "the shuffle is poor: rows are shuffled chunk by chunk, and a chunk has rows of "
+                f"about {mixed} row groups (the files have {count}), so rows near each other "
+                "in the files stay near. Give a larger memory_budget if there is one, or write the "
+                f"data in random order, in at least {2 * FEW_ROW_GROUPS * ranks} row groups "
+                "(Workflow.transform_to_parquet(..., row_group_rows=..., shuffle_seed=0); for "
+                "sorted rows, of the parts that split_rows(..., seed=0) gives)."
             )
-        if size > 1 and (read := plan.row_groups_per_rank()) < FEW_ROW_GROUPS:
-            doubts.append(
-                f"a rank reads only {read:.1f} of {count} row groups in an epoch, so ranks train "
-                "on different mixtures if the files are sorted"
-            )
-        if doubts:
-            larger = ", or give a larger memory_budget" if settings.memory_budget else ""
-            warnings.warn(
-                f"the shuffle is poor: {'; '.join(doubts)}. Write the data in random order, in at "
-                f"least {2 * FEW_ROW_GROUPS * size} row groups (Workflow.transform_to_parquet(..., "
-                "row_group_rows=..., shuffle_seed=0); for sorted rows, of the parts that "
-                f"split_rows(..., seed=0) gives, as its docstring shows){larger}.",
-                stacklevel=_level_of_user(),
-            )
-
-
-def _check_function(function: Any) -> None:
-    """Raise TypeError for what cannot be called with one chunk, such as `lambda x, y: ...`."""
-    try:
-        inspect.signature(function).bind(None)
-    except ValueError:  # of a function written in C nothing is known
-        pass
-    except TypeError as error:
-        raise TypeError(
-            f"map() takes a Workflow, or a function of one Chunk of columns ({error}): chunk['x'] "
-            "is a column, labels too, and chunk.with_columns({'x': ...}) replaces one"
-        ) from None
-
-
-def _level_of_user() -> int:
-    """Return the `stacklevel` with which a warning of the caller names the user's line."""
-    folders = Path(__file__).parents[1], Path(keras.__file__).parent
-    inner = tuple(f"{folder}{os.sep}" for folder in folders)
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -205,37 +205,14 @@ class EpochPlan:
                 chunks.append(chunk)
         return chunks
 
-    def row_groups_per_chunk(self) -> float:
-        """Return how many row groups of equal size the chunk mixes that mixes fewest.
+    def row_groups_per_chunk(self) -> int:
+        """Return the number of row groups of the chunk that mixes fewest.
 
         The first chunk may be smaller, and the last is a rest: they do not count if there are
         others. Of many chunks, which are alike, 32 are looked at.
         """
         chunks = self.chunks[1:-1][:32] or self.chunks[:1]
-        return min((effective_row_groups(chunk.ranges) for chunk in chunks), default=0.0)
-
-    def row_groups_per_rank(self) -> float:
-        """Return how many row groups of equal size this rank reads in an epoch."""
-        return effective_row_groups(np.concatenate([chunk.ranges for chunk in self.chunks]))
-
-
-def effective_row_groups(ranges: Array) -> float:
-    """Return how many row groups of equal size would be mixed as well as these row ranges.
-
-    A batch of sorted data tells as much as about so many random rows, whatever its size.
-
-    Args:
-        ranges: row group, first row and one past the last, int64 [row ranges, 3].
-
-    Example:
-        >>> effective_row_groups(np.array([[0, 0, 50], [1, 0, 50], [1, 50, 100]]))
-        1.8
-
-    Source: the effective sample size of L. Kish, Survey Sampling (1965).
-    """
-    row_groups, starts, stops = ranges.T
-    rows = np.bincount(row_groups, stops - starts)
-    return float(rows.sum() ** 2 / np.square(rows).sum()) if len(ranges) else 0.0
+        return min((len(np.unique(chunk.ranges[:, 0])) for chunk in chunks), default=0)
 
 
 def _end_to_end(counts: Array) -> Array:

@@ -6,7 +6,6 @@ folder, then the types of the columns. A mapped Workflow replaces the features b
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,22 +31,18 @@ def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None
     Raises:
         ValueError: if a `_schema.json` holds no schema.
     """
-    schemas = []
+    texts: set[str | None] = set()
     for path in map(os.fspath, paths):
-        if path.partition("?")[0].endswith(PARQUET_ENDINGS):
-            return None
-        text = read_text(path, SCHEMA_FILE, filesystem)
-        if text is None:
-            return None
-        try:
-            schemas.append(Schema.from_json(text))
-        except ValueError as error:
-            place = f"{shown(path)}/{SCHEMA_FILE}"
-            raise ValueError(f"{place}: {error}. Write the schema again.") from error
-    if not schemas:
+        is_file = path.partition("?")[0].endswith(PARQUET_ENDINGS)
+        texts.add(None if is_file else read_text(path, SCHEMA_FILE, filesystem))
+    text = texts.pop() if len(texts) == 1 else None
+    if text is None:
         return None
-    first, *others = schemas
-    return first if all(other == first for other in others) else None
+    try:
+        return Schema.from_json(text)
+    except ValueError as error:
+        place = f"{shown(path)}/{SCHEMA_FILE}"
+        raise ValueError(f"{place}: {error}. Write the schema again.") from error
 
 
 def schema_of_arguments(
@@ -93,12 +88,7 @@ def schema_of_arguments(
     types, left_out = source.column_types, ""
     if schema is not None:
         given = list(schema)
-        for column in (c for c in asked if c.name in schema and schema[c.name].role != c.role):
-            raise ValueError(
-                f"column {column.name!r} is {schema[column.name].role} in the schema, but passed "
-                f"as {column.role}"
-            )
-        asked = [column for column in asked if column.name not in schema]
+        asked = [c for c in asked if c.name not in schema or schema[c.name].role != c.role]
     else:
         stored = folder_schema(source.paths, source.filesystem)
         known = stored or Schema([])
@@ -145,28 +135,17 @@ def schema_of_arguments(
 
 def _left_out(types: Mapping[str, tuple[str, bool]], used: Collection[str]) -> str:
     """Return the columns that inference leaves out, with what to do; "" if there are none."""
-    by_remedy: dict[str | None, list[str]] = {}
+    words = []
     for name, kind in types.items():
-        if name not in used:
-            by_remedy.setdefault(remedy_for(*kind), []).append(f"{name!r} ({type_words(kind)})")
-    by_remedy.pop(None, None)
-    return "; ".join(
-        f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Online:
-    """What a loader needs of a workflow."""
-
-    schema: Schema  # of the workflow's results, with the labels and weights of the files
-    columns: list[str]  # to read
-    transform: Callable[[Chunk], Chunk]  # of each chunk of these columns
+        remedy = remedy_for(*kind)
+        if name not in used and remedy is not None:
+            words.append(f"{name!r} ({type_words(kind)}): {remedy}")
+    return shortened(words, MOST_NAMED)
 
 
 def online(
     workflow: Any, source: ParquetSource, given: Schema, *, named: bool, unlabelled: bool
-) -> Online:
+) -> tuple[Schema, list[str], Callable[[Chunk], Chunk]]:
     """Return how a loader applies a fitted workflow to the chunks of a source.
 
     Args:
@@ -174,15 +153,18 @@ def online(
         source: the files.
         given: schema of their columns. A column that passes through the workflow unchanged keeps
             its cardinality; labels and weights stay, and without any the workflow's take effect.
-        named: whether the user named the features of `given`. Those that no group of the workflow
-            takes or makes then pass through unchanged.
+        named: whether the user named the features of `given`.
         unlabelled: whether the user asked for no labels, so that those of the workflow are not made
             even if the files have them.
 
+    Returns:
+        Schema of the workflow's results, with the labels and weights of the files; the columns to
+        read; and the function that transforms a chunk of these.
+
     Raises:
         ValueError: if the workflow needs a column that the files do not have, or that has a type of
-            another kind than the one fitted on; if the user named some of the columns of which it
-            makes features, but not all.
+            another kind than the one fitted on; if the user named other features than those that
+            the workflow takes.
     """
     workflow = workflow.with_targets(given.labels.names, *given.with_role("weight").names)
     types = dict(source.column_types)
@@ -213,22 +195,21 @@ def online(
             passes = column.name in unchanged and column.name in given
             features.append(given[column.name] if passes else column)
     if named:
-        used = {name for group in workflow.groups for name in group.names}
-        used |= {*made.names, *kept_names}
-        of_features = [g for g in workflow.groups if not {*g.output_names} <= {*kept_names}]
-        taken = {name for group in of_features for name in group.names}
-        more = sorted(taken - {*given.names, *kept_names})
-        if more and taken & {*given.features.names}:
+        taken: set[str] = set()
+        for group in workflow.groups:
+            if not {*group.output_names} <= {*kept_names}:
+                taken |= {*group.names} - {*kept_names}
+        if taken != {*given.features.names}:
             raise ValueError(
-                f"the workflow makes features of columns {listed(more)}, which the loader's "
-                "cat_names and cont_names, schema or feature_columns do not name. Leave these "
-                "arguments out to take all features, or fit a workflow without these columns."
+                f"the workflow makes features of columns {listed(sorted(taken))}, but the loader's "
+                "cat_names and cont_names, schema or feature_columns name "
+                f"{listed(given.features.names)}. Leave these arguments out, or fit a workflow of "
+                "the columns that they name: as they are, in a group without ops."
             )
-        features += [column for column in given.features if column.name not in used]
     schema = Schema([*features, *kept])
     passed = [name for name in schema.names if name not in made]
     transform = functools.partial(_transformed, workflow, inputs, passed)
-    return Online(schema, list(dict.fromkeys([*inputs, *passed])), transform)
+    return schema, list(dict.fromkeys([*inputs, *passed])), transform
 
 
 def _transformed(workflow: Any, inputs: list[str], passed: list[str], chunk: Chunk) -> Chunk:
