@@ -94,6 +94,18 @@ def test_values_of_a_condition_are_compared_in_the_type_of_the_column(folder, fi
     ]
 
 
+@pytest.mark.parametrize(
+    "value", ["2024-01-31", datetime.datetime(2024, 1, 31), datetime.date(2024, 1, 31)]
+)
+def test_a_time_without_a_zone_is_refused_where_times_have_one(value):
+    times = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (30, 31)]
+    table = pa.table({"t": times})
+    for operator, given in (("<", value), ("in", [value])):
+        with pytest.raises(ValueError, match="filters"):
+            ParquetSource(table, filters=[("t", operator, given)])
+    assert ParquetSource(table, filters=[("t", "<", times[1])]).num_rows == 1
+
+
 def test_statistics_are_not_believed_about_nan_within_a_struct(tmp_path):
     structs = [{"a": 1.0, "z": "q"}, {"a": float("nan"), "z": "r"}, {"a": 1.0, "z": "q"}]
     pq.write_table(

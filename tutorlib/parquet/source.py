@@ -11,6 +11,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import datetime
 import functools
 import hashlib
 import itertools
@@ -744,8 +745,9 @@ class RowFilter:
             filters: `pyarrow.compute.Expression`, or what `pyarrow.parquet.filters_to_expression`
                 takes: a list of (column, operator, value), all of which must hold, or a list of
                 such lists, one of which must. Operators: == != < <= > >= in, not in. Values
-                have the type of the column, times a zone if the column has one. No row passes
-                `== None` or `== nan`: expressions have `is_null()` and `is_nan()`.
+                have the type of the column; dates and times have a zone if the column has one
+                (in an expression, a date is midnight UTC). No row passes `== None` or `== nan`:
+                expressions have `is_null()` and `is_nan()`.
             schema: the columns.
 
         Raises:
@@ -763,7 +765,7 @@ class RowFilter:
         condition = filters
         if not isinstance(filters, pc.Expression):
             try:
-                _refuse_other_than_lists(filters)
+                _refuse_ambiguous(filters, schema)
                 condition = pq.filters_to_expression(filters)
             except (TypeError, ValueError, LookupError, OverflowError) as error:
                 raise ValueError(
@@ -808,11 +810,22 @@ def _has_weak_statistics(kind: pa.DataType) -> bool:
     return is_weak or any(map(_has_weak_statistics, inner))
 
 
-def _refuse_other_than_lists(filters: Any) -> None:
-    """Raise TypeError for a text, of which Arrow takes the letters, and a set without an order."""
-    for part in filters if isinstance(filters, list | tuple) else ():
+def _refuse_ambiguous(filters: Any, schema: pa.Schema) -> None:
+    """Raise TypeError for what Arrow takes otherwise than it is meant.
+
+    Of a text it takes the letters, of a set any order, and a date as midnight UTC.
+    """
+    if not isinstance(filters, list | tuple):
+        return
+    for part in filters:
         if isinstance(part, list | tuple):
-            _refuse_other_than_lists(part)
-        elif isinstance(part, str) and part in ("in", "not in"):
-            if isinstance(filters[-1], str | bytes | set | frozenset):
-                raise TypeError(f"{part!r} takes a list, such as [1, 2]")
+            _refuse_ambiguous(part, schema)
+    if len(filters) != 3 or not isinstance(filters[0], str):
+        return
+    name, operator, value = filters
+    if operator in ("in", "not in") and isinstance(value, str | bytes | set | frozenset):
+        raise TypeError(f"{operator!r} takes a list, such as [1, 2]")
+    values = value if isinstance(value, list | tuple) else [value]
+    zone = getattr(schema.field(name).type, "tz", None) if name in schema.names else None
+    if zone and any(type(one) is datetime.date for one in values):
+        raise TypeError(f"times of column {name!r} have a zone: give datetime.datetime with tzinfo")
