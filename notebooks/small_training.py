@@ -32,7 +32,7 @@ def train(path, checkpoints, epochs, every, kill_at=0):
     """Start or resume a training; return its model and the step at which it began here."""
     loader, model = make(path)
     checkpoint = LoaderCheckpoint(checkpoints, loader, every_n_batches=every)
-    first_epoch = checkpoint.restore(model)  # the newest checkpoint, if there is one
+    first_epoch = checkpoint.restore(model)  # the checkpoint, if there is one
     first_step = int(model.optimizer.iterations)
 
     def kill(batch, logs):

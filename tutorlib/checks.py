@@ -55,7 +55,7 @@ def check_positive(**values: int | None) -> None:
     """Raise ValueError for a value that is not an integer of at least 1; None passes.
 
     Example:
-        >>> check_positive(batch_size=4, limit_rows=None)
+        >>> check_positive(batch_size=4, every_n_batches=None)
     """
     for name, value in values.items():
         if value is not None:
