@@ -157,6 +157,26 @@ def is_time(dtype: str) -> bool:
     return type_row(dtype).kind == "time"
 
 
+def time_kind(arrow_type: Any) -> str | None:
+    """Return what a time of an Arrow type is, which its NumPy name does not tell; else None.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> time_kind(pa.timestamp("us", "UTC")), time_kind(pa.date32()), time_kind(pa.int8())
+        ('a timestamp with a time zone', 'a date or timestamp without a time zone', None)
+    """
+    kinds = {
+        "tz=": "a timestamp with a time zone",
+        "timestamp[": "a date or timestamp without a time zone",
+        "date": "a date or timestamp without a time zone",
+        "time": "a time of day",
+        "duration[": "a duration",
+    }
+    name = str(arrow_type)
+    is_time_value = is_time(element_type(column_type(arrow_type)[0])[0])
+    return next((kinds[key] for key in kinds if key in name), None) if is_time_value else None
+
+
 def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | None:
     """Return what to do with a column whose values cannot become those of another type, or None.
 

@@ -77,21 +77,22 @@ def on_every_path(rows, tmp_path):
             inputs[name] = tf.RaggedTensor.from_row_lengths(values[:, 0], nnzs[:, 0])
         return {**inputs, "label": label}
 
-    return {
-        "a chunk": lambda: FITTED.transform(Chunk.from_arrow(rows)),
+    paths = {
         "a table": lambda: FITTED.transform(rows),
         "a DataFrame": lambda: FITTED.transform(rows.to_pandas(types_mapper=pd.ArrowDtype)),
         "after loading": lambda: loaded.transform(rows),
         "files": lambda: all_rows(FITTED.transform_to_parquet(path, tmp_path / "out")),
         "a loader": from_loader,
     }
+    if not any("tz=" in str(kind) for kind in rows.schema.types):  # which a chunk does not tell
+        paths["a chunk"] = lambda: FITTED.transform(Chunk.from_arrow(rows))
+    return paths
 
 
 CONVERTED = {
     "s": {"day": pa.timestamp("s"), "hour": pa.duration("s")},
     "ns": {"day": pa.timestamp("ns"), "hour": pa.duration("ns")},
     "dates": {"day": pa.date32()},
-    "a zone": {"day": pa.timestamp("us", "UTC")},
     "wide": {"item": pa.int64(), "tags": pa.list_(pa.int64()), "label": pa.int64()},
     "unsigned": {"item": pa.uint64(), "tags": pa.large_list(pa.uint8()), "label": pa.uint8()},
     "floats": {"price": pa.float64(), "vector": pa.list_(pa.float64(), 2)},
@@ -123,7 +124,9 @@ def test_other_units_and_widths_give_the_same_values_on_every_path(case, tmp_pat
 REFUSED = {
     "text": ("item", pa.string(), "'item' is string, was int32"),
     "numbers": ("day", pa.int64(), "'day' is int64, was datetime64"),
+    "a zone": ("day", pa.timestamp("us", "UTC"), "'day' is .* with a time zone.*, was .* without"),
     "fractions": ("item", pa.float64(), "'item' is float64, was int32.*dtype 'Int64'"),
+    "times of day": ("hour", pa.time32("ms"), r"'hour' is .*\(a time of day\), was .*\(a duration"),
     "truth": ("label", pa.bool_(), "'label' is bool, was int8"),
     "lists of text": ("tags", pa.list_(pa.string()), "'tags' is a list of string, was a list of"),
     "a vector": (
@@ -139,7 +142,9 @@ def test_other_kinds_are_refused_on_every_path_with_both_types(case, tmp_path):
     name, kind, message = REFUSED[case]
     rows = table()
     values = rows[name].to_pylist()
-    if case == "lists of text":
+    if pa.types.is_time(kind):
+        values = [datetime.time(1)] * ROWS
+    elif case == "lists of text":
         values = [["a"]] * ROWS
     elif case == "a vector":
         values = [[0.5] * 3] * ROWS
@@ -147,9 +152,10 @@ def test_other_kinds_are_refused_on_every_path_with_both_types(case, tmp_path):
         values = rows[name].cast(kind).to_pylist()
     place = rows.schema.get_field_index(name)
     rows = rows.set_column(place, name, pa.array(values, kind))
-    for call in on_every_path(rows, tmp_path).values():
-        with pytest.raises(ValueError, match=message):
-            call()
+    for path, call in on_every_path(rows, tmp_path).items():
+        if (path, case) != ("a chunk", "times of day"):  # which NumPy does not tell from durations
+            with pytest.raises(ValueError, match=message):
+                call()
     assert not (tmp_path / "out").exists()
 
 
@@ -176,3 +182,9 @@ def test_integers_beyond_the_width_fitted_on_are_values_that_were_not_met():
     wide = pa.array([7, 5, 2**40] * 4)
     rows = rows.set_column(rows.schema.get_field_index("item"), "item", wide)
     assert FITTED.transform(rows)["item_id"].tolist() == [3, 4, 2] * 4
+
+
+def test_types_fitted_on_a_chunk_take_times_with_and_without_a_zone():
+    fitted = Workflow(["day"] >> Categorify()).fit(Chunk.from_arrow(table()))
+    for kind in (pa.timestamp("us"), pa.timestamp("ms", "UTC")):
+        assert fitted.transform(table(day=kind))["day"].tolist() == WANTED["day_id"].tolist()

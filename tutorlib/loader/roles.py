@@ -180,7 +180,7 @@ def online(
             f"do not have: {listed(source.column_types)}{source.why_missing(missing)}. Only "
             "labels and weight may be missing: name them in the workflow (label_names)."
         )
-    workflow.check_types(source.column_types)
+    workflow.check_types(source.column_types, source.arrow_schema)
     made = workflow.output_schema
     kept = []  # labels and weights: without any of the loader's own, the workflow's
     for role in ("label", "weight"):

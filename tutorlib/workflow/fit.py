@@ -17,7 +17,7 @@ from typing import Any
 from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
-from tutorlib.schema import listed
+from tutorlib.schema import listed, time_kind
 from tutorlib.workflow import cluster
 from tutorlib.workflow.rows import locate_errors, read_range, row_ranges_in
 from tutorlib.workflow.threads import map_on_threads, threads_without
@@ -30,7 +30,8 @@ States = list[Any]  # of each op that is fitted
 def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | None) -> None:
     """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
 
-    A pass over the data fits the first unfitted op of each group. Sets `graph.input_types`.
+    A pass over the data fits the first unfitted op of each group. Sets `graph.input_types` and
+    `graph.time_kinds`.
     """
     threads = threads_without(client, threads)
     types = source.column_types
@@ -39,6 +40,7 @@ def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | 
         raise ValueError(
             f"columns {listed(missing)} are not in the data, which has {listed(types)}{why}"
         )
+    times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
     _reset(graph)
     try:
         while unfitted := unfitted_ops(graph.groups):
@@ -55,10 +57,11 @@ def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | 
         _reset(graph)
         raise
     graph.input_types = {name: types[name] for name in graph.input_names}
+    graph.time_kinds = {name: kind for name, kind in times.items() if kind}
 
 
 def _reset(graph: Any) -> None:
-    graph.input_types = {}
+    graph.input_types, graph.time_kinds = {}, {}
     for group in graph.groups:
         for op in group.ops:
             if isinstance(op, LearningOp):

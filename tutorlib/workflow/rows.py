@@ -31,10 +31,16 @@ def as_source(data: Any) -> ParquetSource:
     """
     if isinstance(data, ParquetSource):
         return data
-    chunks = data if isinstance(data, list | tuple) else [data]
-    if chunks and all(isinstance(chunk, Chunk) for chunk in chunks):
+    if of_chunks(data):
+        chunks = data if isinstance(data, list | tuple) else [data]
         data = pa.concat_tables([chunk.to_arrow() for chunk in chunks])
     return ParquetSource(data)
+
+
+def of_chunks(data: Any) -> bool:
+    """Return whether data is a `Chunk`, or a list of chunks."""
+    chunks = data if isinstance(data, list | tuple) else [data]
+    return bool(chunks) and all(isinstance(chunk, Chunk) for chunk in chunks)
 
 
 def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> list[RowRange]:

@@ -105,6 +105,7 @@ def _read(kind: type[Any], path: Path) -> Any:
         *groups, label_names=description["label_names"], weight_name=description["weight_name"]
     )
     workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
+    workflow.time_kinds = dict(description["time_kinds"])
     _ = workflow.output_schema  # raises, as types and ops must fit each other
     return workflow
 
@@ -140,6 +141,7 @@ def _description(workflow: Any) -> tuple[bytes, dict[str, bytes]]:
         "label_names": workflow.label_names,
         "weight_name": workflow.weight_name,
         "inputs": workflow.input_types,
+        "time_kinds": workflow.time_kinds,
         "groups": groups,
     }
     return json.dumps(description, indent=1, sort_keys=True).encode(), files

@@ -21,12 +21,13 @@ from tutorlib.schema import (
     element_type,
     listed,
     role_of,
+    time_kind,
     type_mismatch,
     type_words,
 )
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import fit_graph, unfitted_ops
-from tutorlib.workflow.rows import ColumnType, as_source
+from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
 from tutorlib.workflow.types import converted
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
@@ -51,8 +52,9 @@ class Workflow:
         groups: the column groups, with copies of the ops.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
             the columns that it was fitted on; empty before `fit`. Data of another unit, or another
-            width of numbers, is converted to them on every path; other kinds are refused. Times
-            are compared as they are stored: with a time zone, the moments in UTC.
+            width of numbers, is converted to them on every path; other kinds are refused.
+        time_kinds: {column: what its times are, as `tutorlib.schema.time_kind` says}, without those
+            that it was fitted on as a `Chunk`, which does not tell.
 
     Raises:
         ValueError: if two groups output the same column, a label or weight is not an output, or is
@@ -106,6 +108,7 @@ class Workflow:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
         self.check_label_ids(self.label_names)
         self.input_types: dict[str, ColumnType] = {}
+        self.time_kinds: dict[str, str] = {}
 
     def __repr__(self) -> str:
         fitted = "fitted" if self.input_types else "not fitted"
@@ -159,7 +162,10 @@ class Workflow:
             ValueError: if there are no rows to fit on; for `threads` with `client`, because the
                 cluster sets its own.
         """
-        fit_graph(self, as_source(source), client=client, threads=threads)
+        data = as_source(source)
+        fit_graph(self, data, client=client, threads=threads)
+        if of_chunks(source):
+            self.time_kinds = {}
         return self
 
     def check_fitted(self) -> None:
@@ -193,24 +199,33 @@ class Workflow:
             ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
         """
         self.check_fitted()
-        types = as_source(data).column_types
-        self.for_columns(types).check_types(types)
+        source = as_source(data)
+        schema = None if of_chunks(data) else source.arrow_schema
+        self.for_columns(source.column_types).check_types(source.column_types, schema)
 
-    def check_types(self, types: Mapping[str, ColumnType]) -> None:
+    def check_types(self, types: Mapping[str, ColumnType], schema: Any = None) -> None:
         """Raise ValueError unless columns of these types can be converted to those fitted on.
 
         Args:
             types: {column of the data: its type, as in `input_types`}.
+            schema: the `pyarrow.Schema` of the data, which tells what its times are; None if there
+                is none.
         """
         differences, remedies = [], []
         for name in self.input_names:
             given, fitted = types.get(name), self.input_types[name]
             got = "missing" if given is None else type_words(given)
             remedy: str | None = "only labels and weight may be missing (label_names)"
+            words = [got, type_words(fitted)]
             if given is not None:
                 remedy = type_mismatch(given, fitted)
+                kinds = [time_kind(schema.field(name).type) if schema else None]
+                kinds.append(self.time_kinds.get(name))
+                if remedy is None and None not in kinds and kinds[0] != kinds[1]:
+                    remedy = "convert the times (pyarrow.compute.local_timestamp, assume_timezone)"
+                    words = [f"{word} ({kind})" for word, kind in zip(words, kinds, strict=True)]
             if remedy is not None:
-                differences.append(f"{name!r} is {got}, was {type_words(fitted)}")
+                differences.append(f"{name!r} is {words[0]}, was {words[1]}")
                 remedies.append(remedy)
         if differences:
             raise ValueError(
@@ -261,18 +276,20 @@ class Workflow:
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
+        schema = None
         if isinstance(chunk, Chunk):
             types = {name: column_type_of(column) for name, column in chunk.items()}
         else:
             chunk = table_of(chunk)
-            types = {field.name: column_type(field.type) for field in chunk.schema}
+            schema = chunk.schema
+            types = {field.name: column_type(field.type) for field in schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
             raise ValueError(
                 f"the workflow needs columns {listed(missing)}; there are {listed(types)}. Only "
                 "labels and weight may be missing: name them (label_names)."
             )
-        graph.check_types(types)
+        graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
         chunk = graph._conformed(chunk)
