@@ -73,9 +73,10 @@ def read_epochs(task: Task) -> Epoch:
             if rows != task.rows:
                 raise ValueError(f"{task.files}: an epoch has {rows} rows, the files {task.rows}")
         planned = loader.describe()["peak_bytes"]
+        loader.close()
     values = {
         "peak_bytes": watch.peak_bytes,
-        "idle_bytes": watch.now_bytes,  # when the loader has nothing to do
+        "idle_bytes": watch.now_bytes,  # when the loader is closed
         "planned_bytes": planned,
     }
     return Epoch(task.rows, elapsed_s=statistics.median(seconds), values=values)

@@ -149,7 +149,7 @@ def test_a_process_grows_by_no_more_than_a_memory_budget_promises(seed, tmp_path
     budget = layout.arguments["memory_budget"]
     assert values["planned_bytes"] <= budget
     assert values["peak_bytes"] <= allowed_bytes(budget), layout
-    assert values["idle_bytes"] <= IDLE_BYTES, layout  # and an idle loader holds no chunk
+    assert values["idle_bytes"] <= IDLE_BYTES, layout  # and a closed loader holds no chunk
 
 
 @pytest.mark.parametrize("batch_layout", ["columns", "stacked"])

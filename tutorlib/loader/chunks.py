@@ -292,6 +292,8 @@ class ChunkReader:
         columns: names of the columns to read.
         layout: how the columns lie in a batch.
         pool: gives the memory of batches.
+        gives_back: whether memory that Arrow has freed goes back to the system after each chunk,
+            as a budget needs; the next chunk then takes new pages.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
@@ -302,6 +304,7 @@ class ChunkReader:
     columns: Sequence[str]
     layout: Layout
     pool: BufferPool
+    gives_back: bool
     stopwatch: Stopwatch
     transform: Transform | None
     fills_missing: bool = False
@@ -413,12 +416,10 @@ class ChunkReader:
         return result
 
     def close(self) -> None:
-        """Close the row groups that are open between two slices, and free what is idle."""
+        """Close the row groups that are open between two slices, and the files."""
         for stream in (*self._streams.values(), *self._last):
             stream.close()
         self.source.close()
-        self.pool.clear()
-        pa.default_memory_pool().release_unused()
 
 
 class ChunkWork:
@@ -578,7 +579,8 @@ class ChunkWork:
         self._pieces.clear()
         self._decoded = {}
         self._picks = None
-        pa.default_memory_pool().release_unused()  # of this thread
+        if self._reader.gives_back:
+            pa.default_memory_pool().release_unused()  # of this thread
 
 
 class _Stream:
