@@ -17,7 +17,7 @@ import pytest
 from nbval.plugin import IPyNbFile, coalesce_streams
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
-PAGE_BYTES, SOLUTIONS_BYTES, IMAGE_BYTES, LEAST_RECORDED = 600_000, 280_000, 90_000, 2
+PAGE_BYTES, SOLUTIONS_BYTES, IMAGE_BYTES, LEAST_RECORDED = 600_000, 280_000, 120_000, 2
 RECORDED_ON = r"\*.*recorded on .+, \d+ cores, .+, \d{4}-\d\d-\d\d.*\*"
 # What no output says: True instead of what holds, a folder of the machine.
 WRONG = r"\b(True|False)\b|(?<![\w.:/])/(home|root|tmp|Users|work)/\S*"
