@@ -190,7 +190,7 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
     Example:
         >>> type_mismatch(("datetime64[ns]", False), ("datetime64[us]", False))
         >>> type_mismatch(("string", False), ("int64", False))
-        'give the column one type in all files (of CSV: --types)'
+        'give the column one type in all files (of CSV: types= of read_csv)'
     """
     (one, length), (other, wanted) = element_type(given[0]), element_type(fitted[0])
     pair = _value_kind(one), _value_kind(other)
@@ -205,7 +205,7 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
         return "cast it to string, if pandas made it of a column without a value"
     if pair == ("float", "int"):
         return "cast it to integers (in pandas, those with missing values are of dtype 'Int64')"
-    return "give the column one type in all files (of CSV: --types)"
+    return "give the column one type in all files (of CSV: types= of read_csv)"
 
 
 def _value_kind(dtype: str) -> str:

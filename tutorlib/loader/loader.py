@@ -578,8 +578,9 @@ class KerasSequenceLoader(LoaderAdapter):
 
         The rows are those of the files after `filters`, each once, even if this loader shuffles,
         drops its last batch or is one of several ranks. They go through the mapped workflow or
-        function. The loader itself stays where it is. Labels are not read, so they may be null; a
-        label among `id_names` stands beside its prediction.
+        function. The loader itself stays where it is. Labels are not read, so they may be null,
+        unless a Workflow makes them: take them out of new files then. A label among `id_names`
+        stands beside its prediction.
 
         Args:
             model: Keras model that takes the batches of this loader.

@@ -112,7 +112,7 @@ class Op(ABC):
         if isinstance(values, Strings) != isinstance(learned, Strings):
             kinds = [column_type(column)[0] for column in (learned, values)]
             rule = f"has keys of {kinds[0]}, got {kinds[1]}. Give the column one type in all files"
-            raise TypeError(self._wrong(name, f"{rule} (of CSV: --types), or fit again."))
+            raise TypeError(self._wrong(name, f"{rule}, or fit again."))
 
     def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
         """Return (values, valid) of a column of numbers; TypeError for strings and dates."""

@@ -60,8 +60,8 @@ def split_rows(
     By group, and by time::
 
         parts = split_rows(source, {"train": 0.8, "valid": 0.2}, by="user")
-        train = ParquetSource(paths, filters=[("time", "<", "2024-06-01")])
-        valid = ParquetSource(paths, filters=[("time", ">=", "2024-06-01")])
+        train = ParquetSource(paths, filters=[("time", "<", datetime(2024, 6, 1))])
+        valid = ParquetSource(paths, filters=[("time", ">=", datetime(2024, 6, 1))])
 
     Random parts also shuffle a data set that does not fit into memory, however it is sorted::
 
