@@ -46,7 +46,7 @@ def refuse_unreadable(
         if not same or other.schema.types != stored.schema.types:
             raise ValueError(
                 f"device='gpu' reads files whose columns have the same types, but {other.path} has "
-                f"others than {stored.path}. Write them anew with ParquetSink, or use device='cpu'"
+                f"others than {stored.path}. Write them again with ParquetSink, or use device='cpu'"
             )
     if not all(map(source.has_first_rows, range(len(source)))):
         raise ValueError(
