@@ -235,11 +235,13 @@ class ColumnOp(Op):
         A column gets the default role of a new dtype.
         """
         if hasattr(self, "cardinality"):
-            ids = {"role": "categorical", "dtype": "int32"}
-            return [
-                dataclasses.replace(with_lists(c), cardinality=self.cardinality(c.name), **ids)
-                for c in columns
-            ]
+            ids = []
+            for column in map(with_lists, columns):
+                size = self.cardinality(column.name)
+                ids.append(
+                    dataclasses.replace(column, role="categorical", dtype="int32", cardinality=size)
+                )
+            return ids
         if not hasattr(self, "dtype"):
             return list(columns)
         made = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
