@@ -26,7 +26,7 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "checks", "display", "schema", "columns", "filesystems", "output", "keras_bridge",
+    "checks", "schema", "arrays", "columns", "filesystems", "output", "keras_bridge",
     "memory", "hashing",
     "parquet", "loader", "ops", "layers", "models", "optimizers", "serving",
     "workflow", "callbacks", "diagnosis", "gpu",

@@ -31,9 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tutorlib.arrays import Array, gather_rows, one_array, valid_rows, with_wide_offsets
 from tutorlib.schema import is_number, remedy_for, type_row, vector_type
-
-Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 class Chunk(Mapping[str, Any]):
@@ -122,49 +121,18 @@ class Chunk(Mapping[str, Any]):
         """Return the rows as a `pyarrow.Table`."""
         return pa.table({name: column_to_arrow(column) for name, column in self.items()})
 
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Give the rows to whatever takes a table by Arrow's C interface, such as a loader."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`; lists become arrays."""
         return self.to_arrow().to_pandas()
 
 
-# Arrays, and the offsets of lists.
-
-
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of NumPy."""
     return isinstance(value, np.ndarray)
-
-
-def gather_rows(offsets: Array, rows: Array, library: Any = np) -> tuple[Array, Array]:
-    """Return the positions of the values of some ragged rows, without a loop over rows.
-
-    Args:
-        offsets: int64 [n + 1], rising from 0.
-        rows: int64 [m] in [0, n), in any order.
-        library: numpy, or cupy for arrays on a GPU.
-
-    Returns:
-        (positions int64 [sum of the rows' lengths], offsets int64 [m + 1] of the result).
-
-    Example:
-        >>> positions, offsets = gather_rows(np.array([0, 2, 2, 5]), np.array([2, 0]))
-        >>> positions.tolist(), offsets.tolist()
-        ([2, 3, 4, 0, 1], [0, 3, 5])
-    """
-    starts = library.take(offsets, rows)
-    lengths = library.take(offsets, rows + 1) - starts
-    result = library.zeros(len(rows) + 1, dtype=np.int64)
-    library.cumsum(lengths, out=result[1:])
-    filled = lengths > 0
-    if not filled.all():
-        starts, lengths = starts[filled], lengths[filled]
-    # Positions rise by one, except from the end of a row to the start of the next.
-    steps = library.ones(int(result[-1]), dtype=np.int64)
-    if len(starts):
-        jumps = starts.copy()
-        jumps[1:] -= starts[:-1] + lengths[:-1] - 1
-        steps[library.cumsum(lengths) - lengths] = jumps
-    return library.cumsum(steps, out=steps if library is np else None), result
 
 
 # The kinds of column beside arrays. Each is a dataclass of arrays and of other columns.
@@ -493,14 +461,9 @@ def column_from_arrow(array: Any) -> Any:
     Raises:
         TypeError: for a type that a chunk cannot hold, such as a map, a struct or nested lists.
     """
-    if isinstance(array, pa.ChunkedArray):
-        # Offsets of 32 bits end at 2 GiB, of all parts together.
-        array = array if array.num_chunks == 1 else array.cast(with_wide_offsets(array.type))
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # of an extension type
-            array = pa.concat_arrays(array.chunks)
-    if isinstance(array.type, pa.FixedShapeTensorType):
-        array = array.storage
+    array = one_array(array)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.float32())
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         return column_from_arrow(array.cast(with_wide_offsets(kind)).dictionary_decode())
@@ -528,38 +491,6 @@ def column_from_arrow(array: Any) -> Any:
     if row.kind == "time":
         values = values.view(row.dtype)
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
-
-
-def with_wide_offsets(kind: Any) -> Any:
-    """Return an Arrow type with offsets of 64 bits for its strings and lists, also within others.
-
-    Example:
-        >>> with_wide_offsets(pa.list_(pa.string()))
-        LargeListType(large_list<item: large_string>)
-    """
-    types = pa.types
-    if types.is_string(kind):
-        return pa.large_string()
-    if types.is_list(kind):
-        return pa.large_list(with_wide_offsets(kind.value_type))
-    if types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, with_wide_offsets(kind.value_type), kind.ordered)
-    return kind
-
-
-def valid_rows(array: Any) -> np.ndarray:
-    """Return bool [n], False at the nulls of an Arrow array that has some.
-
-    Ten times as fast as `array.is_valid().to_numpy(False)`.
-
-    Example:
-        >>> valid_rows(pa.array([3, None, 5, 7])[1:]).tolist()
-        [False, True, True]
-    """
-    first, skipped = divmod(array.offset, 8)
-    bits = np.frombuffer(array.buffers()[0], np.uint8, offset=first)
-    valid = np.unpackbits(bits, count=skipped + len(array), bitorder="little")
-    return valid[skipped:].view(bool)
 
 
 def _vectors_from_arrow(array: Any) -> Any:

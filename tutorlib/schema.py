@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutorlib.checks import check_choice, check_integer
-from tutorlib.display import shortened
+from tutorlib.checks import check_choice, check_integer, shortened
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")

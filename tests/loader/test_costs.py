@@ -106,3 +106,14 @@ def test_idle_files_are_few_and_are_closed_with_their_pass_or_their_source(tmp_p
     assert copy.read(0)["x"].tolist() == source.read(0)["x"].tolist()
     del source, copy
     assert open_files() == before
+
+
+def test_as_many_row_groups_are_open_as_a_chunk_has_parts(tmp_path):
+    """A row group whose slices go to several chunks is closed before another one is opened."""
+    for number in range(12):
+        pq.write_table(table_of(10_000), tmp_path / f"{number}.parquet")
+    made = {"buffer_size": 1_000, "parts_per_chunk": 3, "threads": 2}
+    before, most = open_files(), 0
+    for _ in loader_of(tmp_path, **made).map(lambda rows: rows):
+        most = max(most, open_files() - before)
+    assert 0 < most <= 3

@@ -253,12 +253,12 @@ def overwrite(path, data):
 
 
 def rows_of_steps(path):
-    for chunk in ParquetSource(path).steps(0, ["x", "y"], 10_000):
+    for chunk in ParquetSource(path).tables(0, ["x", "y"], 10_000):
         yield from np.stack([chunk["x"], chunk["y"]], 1)
 
 
 def rows_that_a_filter_lets_pass(path):
-    for chunk in ParquetSource(path, [("x", "!=", 5)]).steps(0, ["x", "y"], 10_000):
+    for chunk in ParquetSource(path, [("x", "!=", 5)]).tables(0, ["x", "y"], 10_000):
         yield from np.stack([chunk["x"], chunk["y"]], 1)
 
 
@@ -305,7 +305,7 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_signal(tmp_path):
     """A memory-mapped file would end the process here, with SIGBUS."""
     table = pa.table({name: np.random.default_rng(0).random(100_000) for name in "abc"})
     path = write(tmp_path, "a.parquet", table, use_dictionary=False)
-    steps = ParquetSource(path).steps(0, ["a", "b", "c"], 10_000)
+    steps = ParquetSource(path).tables(0, ["a", "b", "c"], 10_000)
     assert next(steps).num_rows == 10_000
     os.truncate(path, 1000)
     with pytest.raises(ParquetError, match="has changed since it was opened"):

@@ -324,7 +324,7 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
     for position, array in ((0, one), (1, two)):
         column = source.read(position, ["c"])["c"]
         whole = source.read(position)["c"]
-        (step,) = [chunk["c"] for chunk in source.steps(position, ["c"], 999)]
+        (step,) = [Chunk.from_arrow(rows)["c"] for rows in source.tables(position, ["c"], 999)]
         want = [None if v != v or v is None else v for v in array.to_pylist()]
         for found in (column, whole, step):
             assert [None if v != v else v for v in found.tolist()] == want
@@ -434,25 +434,25 @@ def test_a_source_has_the_rows_that_pass_in_order(data):
             stop = data.draw(st.integers(start, group.num_rows))
             assert_rows(source.read(position, names, start, stop), expected[start:stop])
             at = start
-            for chunk in source.steps(position, names, step, start, stop):
+            for chunk in source.tables(position, names, step, start, stop):
                 assert_rows(chunk, expected.slice(at, chunk.num_rows))
                 assert chunk.num_rows <= step
                 at += chunk.num_rows
             assert at == stop
 
 
-def test_steps_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
+def test_tables_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
     rng = np.random.default_rng(0)
     table = pa.table({name: rng.random(1_000_000) for name in "abc"})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10**6, use_dictionary=False)
     for filters in (None, [("a", "<", 0.001)]):
         source = ParquetSource(tmp_path, filters)
         before, opened, most = pa.total_allocated_bytes(), len(os.listdir("/proc/self/fd")), 0
-        steps = source.steps(0, ["a", "b", "c"], 10_000)
+        steps = source.tables(0, ["a", "b", "c"], 10_000)
         for chunk in steps:
             most = max(most, pa.total_allocated_bytes() - before)
             del chunk
-        steps = source.steps(0, ["a", "b", "c"], 10)
+        steps = source.tables(0, ["a", "b", "c"], 10)
         next(steps)
         steps.close()
         assert len(os.listdir("/proc/self/fd")) == opened

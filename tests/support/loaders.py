@@ -9,7 +9,7 @@ import time
 
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.batches import Batches
-from tutorlib.loader.chunks import ChunkWork
+from tutorlib.loader.chunks import Part
 from tutorlib.loader.pipeline import Pipeline
 
 PROMPT_S = 30  # far less than a hang, far more than a slow machine needs
@@ -53,8 +53,8 @@ def come_to_an_end(left):
 
 
 def passes_in_memory():
-    """Passes, and the chunks of their batches, that something still holds."""
-    kinds = (Batches, Pipeline, ChunkWork)
+    """Passes, and the parts of their chunks, that something still holds."""
+    kinds = (Batches, Pipeline, Part)
     return [held for held in gc.get_objects() if type(held) in kinds]
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.columns import Ragged
-from tutorlib.loader.layout import Layout
+from tutorlib.loader.layout import Layout, Lists
 from tutorlib.memory import LESS_MEMORY
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.parquet.files import ParquetRows
@@ -82,7 +81,7 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
         names: columns.
 
     Returns:
-        {name: array, `Ragged`, or None for a column with nulls}.
+        {name: array, `Lists`, or None for a column with nulls}.
 
     Raises:
         ParquetError: if cuDF cannot decode them together; the first row group is named.
@@ -153,7 +152,7 @@ def refused(columns: Mapping[str, Any], layout: Layout) -> bool:
 
     for column in layout.columns:
         values = columns[column.name]
-        if isinstance(values, Ragged):
+        if isinstance(values, Lists):
             if layout.multi_hot.max_length is not None:
                 note(cupy.diff(values.offsets), 0, layout.multi_hot.max_length)
             values = values.values
@@ -181,7 +180,7 @@ def _column(column: Any, kind: pa.DataType) -> Any:
     values, offsets = _column(lists.child(), kind.value_type), cupy.zeros(1, dtype=np.int64)
     if size:
         offsets = _array(lists.offsets(), size + 1).astype(np.int64, copy=False)
-    return None if values is None else Ragged(values, offsets)
+    return None if values is None else Lists(values, offsets)
 
 
 def _array(column: Any, size: int) -> Any:

@@ -1,7 +1,7 @@
 """Batches: one pass over an epoch, as the consumer's thread takes it.
 
-`Batches` gives the batches, `Assembler` joins the parts of chunks to whole ones, and `BatchMaker`
-makes tensors of them. What reader threads do is in chunks.py.
+`Batches` gives the batches; `BatchMaker` joins the parts of chunks to whole ones, and makes tensors
+of them. What reader threads do is in chunks.py.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.columns import Ragged
 from tutorlib.keras_bridge.backend import refuse_tracing, tensor_maker, unstacking_maker
-from tutorlib.loader.chunks import ChunkWork, Gatherer, Part
+from tutorlib.loader.chunks import Gatherer, Part
 from tutorlib.loader.cursor import EpochCursor
-from tutorlib.loader.layout import Layout
+from tutorlib.loader.layout import Layout, Lists
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
-from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.settings import PAD
 from tutorlib.memory import aligned_empty
+
+CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 
 
 class Batches(Iterator[Any]):
@@ -103,52 +103,6 @@ class Batches(Iterator[Any]):
             self._pipeline.close()
 
 
-class Assembler:
-    """Joins the parts of chunks to batches.
-
-    Args:
-        gatherer: joins parts.
-        plan: plan of the epoch.
-        pipeline: gives each `ChunkWork` when it is done.
-        first_batch: number of the first batch.
-    """
-
-    def __init__(
-        self, gatherer: Gatherer, plan: EpochPlan, pipeline: Pipeline, first_batch: int
-    ) -> None:
-        self._gatherer, self._pipeline, self._next = gatherer, pipeline, first_batch
-        self._starts = plan.starts
-        self._waiting: list[Part] = []
-
-    def take(self, most: int) -> Part | None:
-        """Return the next batches, at most so many, all of equally many rows; None if stopped."""
-        while not (self._waiting and self._is_complete()):
-            work: ChunkWork | None = self._pipeline.next_work()
-            if work is None:
-                return None
-            self._waiting += work.parts
-        part = self._waiting.pop(0)
-        whole = part.segment.batches
-        count = min(most, whole)
-        if count < whole:
-            self._waiting.insert(0, part.some(count, whole - count))
-        self._next += count
-        return part.some(0, count)
-
-    def _is_complete(self) -> bool:
-        """Return whether the first part has whole batches; joins pieces of one."""
-        if self._waiting[0].segment.batches:
-            return True
-        size = int(self._starts[self._next + 1] - self._starts[self._next])
-        rows = 0
-        for number, part in enumerate(self._waiting, start=1):
-            rows += part.rows
-            if rows == size:
-                self._waiting[:number] = [self._gatherer.joined(self._waiting[:number])]
-                return True
-        return False
-
-
 class BatchMaker:
     """Turns a `Part` into a list of (inputs, labels) or (inputs, labels, weights) of tensors.
 
@@ -181,15 +135,37 @@ class BatchMaker:
         if not as_numpy and library is np:
             self._tensors = unstacking_maker(self._tensor)
 
-    def batches(self, assembler: Assembler, most: int) -> Iterator[Any]:
-        """Yield batches, of which at most so many are made in one call for each column."""
-        while (part := assembler.take(most)) is not None:
+    def batches(
+        self, pipeline: Pipeline, gatherer: Gatherer, sizes: Sequence[int]
+    ) -> Iterator[Any]:
+        """Yield the batches of a pass.
+
+        Args:
+            pipeline: gives the parts of each chunk when they are made.
+            gatherer: joins the pieces of a batch that has rows of several chunks.
+            sizes: rows of each batch of the epoch.
+        """
+        pieces: list[Part] = []
+        while (parts := pipeline.next_chunk()) is not None:
+            while parts:
+                part = parts.pop(0)
+                if not part.segment.batches:
+                    pieces.append(part)
+                    if sum(piece.rows for piece in pieces) < sizes[part.segment.batch]:
+                        continue
+                    part, pieces = gatherer.joined(pieces), []
+                yield from self._batches_of(part)
+                del part  # the consumer's batches alone hold its memory
+
+    def _batches_of(self, part: Part) -> Iterator[Any]:
+        whole = part.segment.batches
+        for first in range(0, whole, CONVERT_BATCHES):
+            some = part.some(first, min(CONVERT_BATCHES, whole - first))
             with self._stopwatch.timing("convert"):
-                made = self.of(part)
+                made = self.of(some)
                 if self._keep is not None:
                     self._keep(made)
-            self._stopwatch.add(rows=part.rows * len(made), batches=len(made))
-            del part  # the consumer's batches alone hold its memory
+            self._stopwatch.add(rows=some.rows * len(made), batches=len(made))
             made.reverse()
             while made:
                 yield made.pop()
@@ -213,7 +189,7 @@ class BatchMaker:
             targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, count)
         return list(zip(inputs, targets, *weights, strict=True))
 
-    def _list_tensors(self, name: str, lists: Ragged) -> dict[str, Any]:
+    def _list_tensors(self, name: str, lists: Lists) -> dict[str, Any]:
         if self._layout.multi_hot.form == "padded":
             return {name: self._tensor(self._padded(lists))}
         nnzs = (lists.offsets[1:] - lists.offsets[:-1]).astype(self._layout.min_int_dtype)
@@ -231,7 +207,7 @@ class BatchMaker:
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return (aligned_empty if self._library is np else self._library.empty)(shape, dtype)
 
-    def _padded(self, lists: Ragged) -> Any:
+    def _padded(self, lists: Lists) -> Any:
         lengths = lists.offsets[1:] - lists.offsets[:-1]
         width = self._layout.multi_hot.max_length or max(1, int(lengths.max()))
         shape, dtype = (len(lists), width), lists.values.dtype

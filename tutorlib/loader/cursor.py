@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tutorlib.checks import check_integer
-from tutorlib.display import differences
+from tutorlib.checks import check_integer, differences
 
 
 class Position(NamedTuple):

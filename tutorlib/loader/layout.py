@@ -8,21 +8,31 @@ import functools
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from tutorlib.columns import (
-    Masked,
-    Ragged,
-    as_lists,
-    as_vectors,
-    flat_values,
-    is_array,
-    is_vectors,
-)
+from tutorlib.arrays import Array, one_array, valid_rows
 from tutorlib.loader.settings import PAD, MultiHot
-from tutorlib.schema import ROLES, Column, Schema, batch_dtype
+from tutorlib.schema import ROLES, Column, Schema, batch_dtype, is_list
 
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite
 STACKED_ROLES = ("categorical", "continuous")
+
+
+@dataclasses.dataclass(eq=False)
+class Lists:
+    """Lists of numbers: row i holds values[offsets[i]:offsets[i + 1]].
+
+    Args:
+        values: array of all values.
+        offsets: int64 [rows + 1] from 0 to the number of values.
+    """
+
+    values: Array
+    offsets: Array
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,55 +131,99 @@ class Layout:
         targets = {*self.labels, *self.weights}
         self.input_names = [name for name in names if name not in targets]
 
-    def cells(
-        self,
-        column: Column,
-        values: Any,
-        *,
-        first_row: int = 0,
-        offsets: Any = None,
-    ) -> Any:
-        """Return the checked values of a column in the dtype of a batch.
+    def cells(self, column: Column, array: Any, *, first_row: int = 0) -> np.ndarray:
+        """Return the checked values of a column of numbers or vectors in the dtype of a batch.
 
         Args:
             column: column of the schema.
-            values: its values as they were read: an array, or `Masked`. Vectors may also come as
-                `Ragged`.
-            first_row: number of the row of `values[0]`, for messages.
-            offsets: where a row's values are, if it has several: int64 [n + 1] of lists, or the
-                length of vectors; None for one value a row.
+            array: its values: `pyarrow.Array` or `pyarrow.ChunkedArray`.
+            first_row: number of its first row, for messages.
 
         Returns:
-            Array of the same length; [n, k] for vectors of k > 1 numbers.
+            Array [rows]; [rows, k] for vectors of k > 1 numbers.
 
         Raises:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
                 message names the column, the rule, the value and the row.
         """
-        if column.length is not None and offsets is None:
-            flat = _vector_values(column, values, first_row)
-            length = column.length
-            cells = self.cells(column, flat, first_row=first_row, offsets=length)
-            return cells if column.length == 1 else cells.reshape(-1, column.length)
+        array, length = one_array(array), column.length
+        if length is None:
+            return self._numbers(column, array, first_row)
+        values = _vector_values(column, array, length, first_row)
+        cells = self._numbers(column, values, first_row, length)
+        return cells if length == 1 else cells.reshape(-1, length)
+
+    def list_cells(self, column: Column, array: Any, *, first_row: int = 0) -> Lists:
+        """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
+
+        Arguments are those of `cells`; it also refuses lists that are too long.
+        """
+        array = one_array(array)
+        if not is_list(array.type):
+            raise ValueError(
+                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
+            )
+        if pa.types.is_fixed_size_list(array.type):
+            array = array.cast(pa.large_list(array.type.value_type))
+        if array.null_count:
+            if column.name not in self._filled:
+                raise ValueError(
+                    f"column {column.name!r}: null instead of a list at row "
+                    f"{first_row + int(valid_rows(array).argmin())}; pass nulls='fill', which "
+                    "makes it an empty list, or drop the row with filters="
+                )
+            # A null list may span values.
+            array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets -= offsets[0]
+        longest = self.multi_hot.max_length
+        if longest is not None and len(array):
+            lengths = np.diff(offsets)
+            if lengths.max() > longest:
+                row = int((lengths > longest).argmax())
+                raise ValueError(
+                    f"column {column.name!r}: a list of {lengths[row]} values at row "
+                    f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
+                    "in the data (pyarrow.compute.list_slice), or allow longer ones."
+                )
+        return Lists(self._numbers(column, values, first_row, offsets), offsets)
+
+    def _numbers(
+        self, column: Column, array: Any, first_row: int, offsets: Any = None
+    ) -> np.ndarray:
+        """Return the checked values of an Arrow array in the dtype of a batch.
+
+        `offsets` says where a row's values are, if it has several: int64 [n + 1] of lists, or the
+        length of vectors.
+        """
         dtype = self.dtypes[column.name]
-        if isinstance(values, Masked):
-            values = self._without_nulls(column, values, first_row, offsets)
-        kind = "lists" if isinstance(values, Ragged) else "strings"
-        if is_array(values):
-            kind = f"{values.dtype} of shape {values.shape}"
-            if values.dtype.kind == "b":
-                values = values.astype(np.int32)
-        floats = is_array(values) and values.dtype.kind == "f" and dtype.kind == "i"
-        if not is_array(values) or values.ndim != 1 or floats:
+        if pa.types.is_null(array.type):
+            array = array.cast(pa.float32())
+        if array.null_count:
+            if column.name not in self._filled:
+                first = first_row + _row(valid_rows(array).argmin(), offsets)
+                raise ValueError(self._missing(column, array, first))
+            array = pc.fill_null(array, pa.scalar(0).cast(array.type))
+        kind, types = array.type, pa.types
+        is_float = types.is_floating(kind)
+        is_number = is_float or types.is_integer(kind) or types.is_boolean(kind)
+        if not is_number or (is_float and dtype.kind == "i"):
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
             )
+        values = array.to_numpy(zero_copy_only=False)
+        if types.is_boolean(kind):
+            values = values.astype(np.int32)
         low, high = self.bounds(column)
         # A NaN is within no bounds.
         if len(values) and not (low <= values.min() and values.max() <= high):
-            if values.dtype.kind == "f":
-                present = Masked(values, ~np.isnan(values))
-                values = self._without_nulls(column, present, first_row, offsets)
+            missing = np.isnan(values)
+            if missing.any():
+                if column.name not in self._filled:
+                    first = first_row + _row(missing.argmax(), offsets)
+                    raise ValueError(self._missing(column, array, first))
+                values = np.where(missing, values.dtype.type(0), values)
             outside = ~((values >= low) & (values <= high))
             if outside.any():
                 index = int(outside.argmax())
@@ -188,17 +242,12 @@ class Layout:
         least = PAD + 1 if column.multi_hot and self.multi_hot.form == "padded" else 0
         return least, most if column.cardinality is None else min(column.cardinality - 1, most)
 
-    def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
-        if values.valid.all():
-            return values.values
-        made = values.values
-        if column.name in self._filled and is_array(made):
-            return np.where(values.valid, made, made.dtype.type(0))
-        row = first_row + _row(values.valid.argmin(), offsets)
+    def _missing(self, column: Column, array: Any, row: int) -> str:
+        """Return what is wrong with a null or NaN, and what to do."""
         if column.role in ("label", "weight"):
-            field, given = f"pc.field({column.name!r})", values.values
-            floating = is_array(given) and given.dtype.kind == "f"
-            known = f"~{field}.is_nan()" if floating else f"{field}.is_valid()"
+            field = f"pc.field({column.name!r})"
+            is_float = pa.types.is_floating(array.type)
+            known = f"~{field}.is_nan()" if is_float else f"{field}.is_valid()"
             advice = (
                 f"a {column.role} must have a value: fill it, or drop the row with filters={known} "
                 "(pc is pyarrow.compute)"
@@ -211,53 +260,38 @@ class Layout:
                 f"{fill}map a Workflow that fills it (FillMissing; Categorify gives nulls an id of "
                 "their own)"
             )
-        raise ValueError(f"column {column.name!r}: null or NaN at row {row}; {advice}")
-
-    def list_cells(self, column: Column, lists: Any, *, first_row: int = 0) -> Ragged:
-        """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
-
-        Arguments are those of `cells`; it also refuses lists that are too long.
-        """
-        lists = as_lists(lists)
-        if not isinstance(lists, Ragged):
-            raise ValueError(
-                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
-            )
-        if lists.valid is not None and column.name not in self._filled and not lists.valid.all():
-            raise ValueError(
-                f"column {column.name!r}: null instead of a list at row "
-                f"{first_row + int(lists.valid.argmin())}; pass nulls='fill', which makes it an "
-                "empty list, or drop the row with filters="
-            )
-        longest = self.multi_hot.max_length
-        if longest is not None and len(lists):
-            lengths = np.diff(lists.offsets)
-            if lengths.max() > longest:
-                row = int((lengths > longest).argmax())
-                raise ValueError(
-                    f"column {column.name!r}: a list of {lengths[row]} values at row "
-                    f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
-                    "in the data (pyarrow.compute.list_slice), or allow longer ones."
-                )
-        values = self.cells(column, lists.values, first_row=first_row, offsets=lists.offsets)
-        return Ragged(values, lists.offsets)
+        return f"column {column.name!r}: null or NaN at row {row}; {advice}"
 
 
-def _vector_values(column: Column, values: Any, first_row: int) -> Any:
-    """Return the values of all rows of a column of vectors, of which every row has `length`."""
-    length = column.length
-    if isinstance(values, Ragged) and length is not None:
-        try:
-            values = as_vectors(values, length, first_row)
-        except ValueError as error:
-            raise ValueError(f"column {column.name!r}: {error}") from error
-    array = values.valid if isinstance(values, Masked) else values
-    if not is_vectors(values) or array.shape[1] != length:
-        shape = f"[rows, {array.shape[1]}]" if is_vectors(values) else "one value a row"
+def _vector_values(column: Column, array: Any, length: int, first_row: int) -> Any:
+    """Return the values of all rows of a column of vectors, of which every row has `length`.
+
+    A null or empty list is a missing vector: null in each place.
+    """
+    if not is_list(array.type):
         raise ValueError(
-            f"column {column.name!r}: the schema says {length} numbers in each row, got {shape}"
+            f"column {column.name!r}: the schema says {length} numbers in each row, got one value "
+            "a row"
         )
-    return flat_values(values)
+    vectors = pa.list_(array.type.value_type, length)
+    if not pa.types.is_fixed_size_list(array.type) or array.type.list_size != length:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        wrong = (lengths != length) & (lengths != 0)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"column {column.name!r}: a list of {lengths[row]} values at row "
+                f"{first_row + row}, but all lists of this column must have {length}. Write lists "
+                "of one length, and a missing one as null."
+            )
+        if not lengths.all():
+            array = pc.if_else(pa.array(lengths > 0), array, pa.scalar(None, array.type))
+        array = array.cast(vectors)
+    values = array.values.slice(array.offset * length, len(array) * length)
+    if array.null_count:
+        known = pa.array(np.repeat(valid_rows(array), length))
+        values = pc.if_else(known, values, pa.scalar(None, values.type))
+    return values
 
 
 def _row(index: Any, offsets: Any) -> int:

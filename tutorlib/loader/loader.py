@@ -18,11 +18,10 @@ from typing import Any, Self
 import keras
 import pyarrow as pa
 
-from tutorlib.columns import Chunk
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.ranks import batch_parts, data_share, process_count
-from tutorlib.loader.batches import Assembler, Batches, BatchMaker
+from tutorlib.loader.batches import Batches, BatchMaker
 from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.cursor import EpochCursor, Position
 from tutorlib.loader.layout import Layout
@@ -35,7 +34,6 @@ from tutorlib.memory import BufferPool, resolve_device
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
-CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk are worth a warning
 WARNS_LOOP = 5  # stacklevel: past this module and batches.py to who takes the first batch
 
@@ -124,13 +122,8 @@ class KerasSequenceLoader(LoaderAdapter):
             or has a type that does not fit, or `memory_budget` is too small; says what would do.
 
     Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from tutorlib.parquet import ParquetSink
-        >>> path = tempfile.mkdtemp() + "/train.parquet"
-        >>> with ParquetSink(path) as sink:
-        ...     sink.write(Chunk({"C1": np.arange(10), "label": np.ones(10, "float32")}))
-        >>> loader = KerasSequenceLoader(path, batch_size=4, label_names=["label"])
+        >>> rows = pa.table({"C1": range(10), "label": [1.0] * 10})
+        >>> loader = KerasSequenceLoader(rows, batch_size=4, label_names=["label"])
         >>> len(loader)
         3
         >>> inputs, labels = next(iter(loader))
@@ -206,8 +199,9 @@ class KerasSequenceLoader(LoaderAdapter):
         if not self.source.num_rows:
             passing = "" if filters is None else f" that pass filters={filters}"
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
-        self._transform: Callable[[Chunk], Chunk] | None = None
+        self._transform: Callable[[pa.Table], pa.Table] | None = None
         self._workflow: Any = None  # that is mapped
+        self._made_by = "the Workflow"
         self._workflow_hash: str | None = None
         self._warned = False
         columns = (column for column in self._file_schema if column.role != "id")
@@ -247,13 +241,13 @@ class KerasSequenceLoader(LoaderAdapter):
         self._running: list[weakref.ref[Pipeline]] = []  # in order, also of dropped passes
 
     def map(self, workflow_or_function: Any) -> KerasSequenceLoader:
-        """Transform every chunk on the reader threads as it is read; returns the loader.
+        """Transform all rows on the reader threads as they are read; returns the loader.
 
         Args:
             workflow_or_function: a fitted `Workflow`: its features replace the loader's, which may
                 name the same columns; its labels and weight are used if the loader names
                 none, except with `label_names=[]`. The Workflow stays as it is. Or a function that
-                takes a `Chunk` and returns a `Chunk` of as many rows, with the columns of the
+                takes a `pyarrow.Table` and returns one of as many rows, with the columns of the
                 loader's schema in the same types.
 
         Raises:
@@ -286,6 +280,10 @@ class KerasSequenceLoader(LoaderAdapter):
             _ = self.layout  # refuses columns that no batch can hold
         else:
             self._transform = workflow_or_function
+            name = getattr(
+                workflow_or_function, "__qualname__", type(workflow_or_function).__name__
+            )
+            self._made_by = f"function {name}"
             self._set_schema(self.schema, self._columns)
         return self
 
@@ -424,14 +422,14 @@ class KerasSequenceLoader(LoaderAdapter):
             settings.memory_budget is not None,
             self._stopwatch,
             self._transform,
-            fills_missing=self._workflow is not None,
+            self._made_by,
             on_gpu=on_gpu,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
         pipeline = Pipeline(
             len(chunks),
-            lambda k: reader.work_on(plan, chunks[k], first_batch),
+            lambda submit, k: reader.begin(submit, plan, chunks[k], first_batch),
             threads=settings.reader_threads(on_device=on_gpu, remote=not source.is_local),
             stopwatch=self._stopwatch,
             at_end=reader.close,
@@ -440,8 +438,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._running.append(weakref.ref(pipeline, self._running.remove))
         library = reader.gatherer.library
         maker = BatchMaker(self.layout, self._stopwatch, library=library, as_numpy=as_numpy)
-        assembler = Assembler(reader.gatherer, plan, pipeline, first_batch)
-        return pipeline, maker.batches(assembler, CONVERT_BATCHES)
+        return pipeline, maker.batches(pipeline, reader.gatherer, plan.batch_sizes.tolist())
 
     def close(self) -> None:
         """Stop all threads of this loader and give its memory back; it can be used again.

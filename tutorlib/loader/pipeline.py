@@ -1,48 +1,38 @@
 """Pipeline: threads that do the work of chunks, a bounded distance ahead of the consumer.
 
-A pipeline serves one pass over an epoch. The work of a chunk comes in stages of tasks, each of
-which can run to its end without waiting for a later one; so any number of threads makes progress,
-even one. Finished chunks go to the consumer in order. Three chunks exist at most: the one that the
-consumer is in, and two that are filled or wait for it.
+A pipeline serves one pass over an epoch. A thread of its own, the driver, has a pool of reader
+threads do the tasks of chunks, and hands the chunks to the consumer in order. The pool is first in,
+first out, so a task may wait for tasks that were submitted before it: any number of threads makes
+progress, even one. Three chunks exist at most: the one that the consumer is in, and two that are
+filled or wait for it.
 
 Ctrl-C may interrupt the consumer between any two bytecodes, and the garbage collector may drop a
 pass while a thread holds any lock. So the consumer takes no lock: it uses `SimpleQueue`, whose
-calls are atomic, and attributes that are written once. Locks are for reader threads alone.
+calls are atomic, and attributes that are written once. Futures have locks: the driver and the
+reader threads alone use them.
 """
 
 from __future__ import annotations
 
 import _thread
-import atexit
 import contextlib
-import heapq
-import math
-import operator
 import os
 import threading
 import time
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
-Task = Callable[[], Any]
+Submit = Callable[..., Future[Any]]  # of a pool: a function and its arguments
 CHUNKS = 3  # that exist at a time
-NO_TASK = math.inf, 0
+TAKEN, STOP = "the consumer asks for a chunk", "the pass is over"  # events, as an ended task is one
+READER = "tutorlib-reader"  # name of the threads
 
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
-
-
-class Work(Protocol):
-    """What is to be done for one chunk."""
-
-    def stages(self) -> list[list[Task]]:
-        """Return the tasks of each stage; a stage begins when the one before it has ended."""
-
-    def finish(self) -> None:
-        """Drop what only the tasks needed."""
 
 
 class Stopwatch:
@@ -78,8 +68,9 @@ class Pipeline:
 
     Args:
         chunks: number of chunks.
-        work_on: returns the work of chunk number k; called once for each, in order.
-        threads: number of worker threads; they start with the first `next_work`.
+        begin: `begin(submit, k)` submits the tasks of chunk number k and returns (what they make,
+            their futures); called once for each, in order.
+        threads: number of reader threads; they start with the first `next_chunk`.
         stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
         owner: when it is dropped, the threads stop, and nobody waits for them.
@@ -88,38 +79,28 @@ class Pipeline:
     def __init__(
         self,
         chunks: int,
-        work_on: Callable[[int], Work],
+        begin: Callable[[Submit, int], tuple[Any, Sequence[Future[Any]]]],
         *,
         threads: int,
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
         owner: object,
     ) -> None:
-        self._chunks, self._work_on = chunks, work_on
+        self._chunks, self._begin, self._threads = chunks, begin, threads
         self._stopwatch, self._at_end = stopwatch, at_end
         self._process = _process[0]
-        # The consumer's own:
-        self._asked = False  # for the threads to start
-        # Between the consumer and the threads:
         self._taken = 0  # chunks that the consumer has asked for
-        self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
+        self._events: SimpleQueue[Any] = SimpleQueue()  # what the driver waits for
         # The callback of the weak reference waits for nothing and has no bytecode: it can neither
-        # hang nor be interrupted. Its ticket is the reference.
-        self._owner = weakref.ref(owner, self._tickets.put)
-        self._results: SimpleQueue[Work | None] = SimpleQueue()  # in order; None: stopped
-        self._errors: list[tuple[tuple[float, int], BaseException]] = []  # with the task's place
+        # hang nor be interrupted. Its event is the reference.
+        self._owner = weakref.ref(owner, self._events.put)
+        self._results: SimpleQueue[Any] = SimpleQueue()  # in order; None: stopped
         self._stopping = self._began = self._ended = False
+        self._error: BaseException | None = None
         self._closers: list[SimpleQueue[None]] = []  # what waits for the threads to end
-        # The threads' own, under _lock:
-        self._lock = threading.Lock()
-        self._begun = self._delivered = 0  # chunks
-        self._tasks: list[tuple[int, int, Task]] = []  # a heap of (chunk, number in it, task)
-        self._works: dict[int, tuple[Work, list[list[Task]]]] = {}  # with the stages that follow
-        self._left: dict[int, int] = {}  # tasks of a chunk's stage that have not ended
-        self._num_threads, self._threads = threads, list[threading.Thread]()
 
-    def next_work(self) -> Any:
-        """Return the work of the next chunk when it is done; None after the last, or once closed.
+    def next_chunk(self) -> Any:
+        """Return what the tasks of the next chunk made; None after the last, or once closed.
 
         After an interrupt within this call, the pipeline must be closed.
 
@@ -128,17 +109,16 @@ class Pipeline:
                 running then have ended. Of several errors it is that of the first task, so that
                 the message does not depend on threads.
         """
-        if self._taken >= self._chunks:
+        if self._taken == self._chunks:
             return None
-        if not self._asked:
-            self._asked = True
+        if not self._taken:
             # Thread.start() waits under a lock, which an interrupt would leave held.
             _thread.start_new_thread(self._start, ())
         self._taken += 1
-        self._tickets.put(None)
+        self._events.put(TAKEN)
         with self._stopwatch.timing("wait"):
-            work = self._results.get()
-        return None if self.has_stopped() else work
+            made = self._results.get()
+        return None if self.has_stopped() else made
 
     def has_stopped(self) -> bool:
         """Return whether the threads were stopped; raises the error of a task that failed.
@@ -154,131 +134,82 @@ class Pipeline:
         if not self._stopping:
             return False
         self.close()
-        if self._errors:
-            _, error = min(self._errors, key=operator.itemgetter(0))
-            self._errors.clear()  # nothing here holds it or its traceback any longer
-            raise error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has this frame
         return True
-
-    def _stop(self) -> None:
-        self._stopping = True
-        self._tickets.put(None)
-        self._results.put(None)
 
     def close(self) -> None:
         """Stop the threads, wait for them and release all memory. May be called again."""
         if self._process != _process[0]:
             return  # a fork has none of the threads
-        self._stop()
+        self._stopping = True
+        self._events.put(STOP)
         if not self._began:
-            return  # a thread that begins from now on finds that it has to stop
-        if threading.get_ident() in [thread.ident for thread in self._threads]:
+            return  # a driver that begins from now on finds that it has to stop
+        if threading.current_thread().name.startswith(READER):
             return  # called from a mapped function: waiting for itself would hang
         ended: SimpleQueue[None] = SimpleQueue()
         self._closers.append(ended)
         if not self._ended:
             ended.get()
 
+    # ---- the driver's thread ----
+
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._supervise, name="tutorlib-pass", daemon=True).start()
-        except BaseException as error:
-            self._fail(error)
+            threading.Thread(target=self._drive, name="tutorlib-pass", daemon=True).start()
+        except BaseException as error:  # there is no room for a thread
+            self._error, self._stopping = error, True
+            self._results.put(None)
 
-    def _supervise(self) -> None:
-        """Start the threads, wait for their end and release what they held."""
+    def _drive(self) -> None:
         self._began = True
-        atexit.register(self.close)  # a thread must not work while the interpreter goes away
+        ahead: deque[tuple[Any, dict[Future[Any], None]]] = deque()  # with tasks that are not done
         try:
-            for number in range(self._num_threads):
-                if not self._stopping:
-                    name = f"tutorlib-reader-{number}"
-                    thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
-        except BaseException as error:
-            self._fail(error)
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-        self._threads.clear()  # one that never started would hold this pipeline, as its target
-        self._works.clear()
-        self._tasks.clear()
+            with ThreadPoolExecutor(self._threads, READER) as pool:
+                try:
+                    self._serve(pool.submit, ahead)
+                finally:
+                    self._stopping = True
+                    pool.shutdown(wait=False, cancel_futures=True)
+            for _, tasks in ahead:
+                failed = (task for task in tasks if not task.cancelled() and task.exception())
+                for task in failed:
+                    self._error = self._error or task.exception()
+        except BaseException as error:  # whatever it is: the consumer's thread raises it
+            self._error = error
+        ahead.clear()
         while not self._results.empty():
             self._results.get()
         self._results.put(None)
         try:
             self._at_end()
         finally:
-            atexit.unregister(self.close)
             self._ended = True
             for closer in list(self._closers):
                 closer.put(None)
 
-    def _fail(self, error: BaseException, place: tuple[float, int] = NO_TASK) -> None:
-        """Stop, and have the consumer raise the error of a task: (chunk, number in it)."""
-        self._errors.append((place, error))
-        self._stop()
-
-    def _run(self) -> None:
-        place: tuple[float, int] = NO_TASK
-        try:
-            while True:
-                if self._tickets.get() is not None:  # the owner was dropped
-                    self._stop()
-                if self._stopping:
-                    self._tickets.put(None)  # for the next thread
-                    return
-                with self._lock:
-                    self._begin_chunks()
-                    if not self._tasks:
-                        continue
-                    chunk, number, task = heapq.heappop(self._tasks)
-                    self._begin_chunks()
-                place = chunk, number
-                task()
-                del task  # it may hold decoded rows
-                place = NO_TASK
-                with self._lock:
-                    self._end_task(chunk)
-        except BaseException as error:  # whatever it is: the consumer's thread raises it
-            self._fail(error, place)
-
-    def _begin_chunks(self) -> None:
-        """Queue the tasks of chunks that may begin; the caller holds the lock."""
-        while self._begun < self._chunks:
-            # The chunk that the consumer is in, and those that are being filled for it.
-            if self._begun - max(0, self._taken - 1) >= CHUNKS:
+    def _serve(self, submit: Submit, ahead: deque[tuple[Any, dict[Future[Any], None]]]) -> None:
+        """Begin chunks while there is room, and deliver those that are done, until it is over."""
+        begun, room = 0, CHUNKS - 1  # room for the first chunk comes as the consumer asks for it
+        while not self._stopping:
+            event = self._events.get()
+            if event is TAKEN:
+                room += 1
+            elif not isinstance(event, Future) or event.exception():
                 return
-            work = self._work_on(self._begun)
-            self._works[self._begun] = work, work.stages()
-            self._begun += 1
-            self._begin_stage(self._begun - 1)
-
-    def _begin_stage(self, chunk: int) -> None:
-        _, stages = self._works[chunk]
-        tasks = stages.pop(0)
-        self._left[chunk] = len(tasks)
-        # A later stage of an earlier chunk comes before what later chunks do.
-        first = 10_000 * (10 - len(stages))  # numbers rise from stage to stage
-        for number, task in enumerate(tasks, first):
-            heapq.heappush(self._tasks, (chunk, number, task))
-            self._tickets.put(None)
-
-    def _end_task(self, chunk: int) -> None:
-        """Begin the next stage of a chunk, or deliver the chunks that are done, in order."""
-        self._left[chunk] -= 1
-        if self._left[chunk]:
-            return
-        work, stages = self._works[chunk]
-        if stages:
-            self._begin_stage(chunk)
-            return
-        work.finish()
-        while self._delivered in self._works:
-            work, stages = self._works[self._delivered]
-            if stages or self._left[self._delivered]:
-                return
-            del self._works[self._delivered], self._left[self._delivered]
-            self._delivered += 1
-            self._results.put(work)
+            else:
+                for _, tasks in ahead:
+                    tasks.pop(event, None)
+            while begun < min(room, self._chunks):
+                made, begun_tasks = self._begin(submit, begun)
+                begun += 1
+                ahead.append((made, dict.fromkeys(begun_tasks)))
+                for task in begun_tasks:
+                    task.add_done_callback(self._events.put)
+            while ahead and not ahead[0][1]:
+                self._results.put(ahead.popleft()[0])

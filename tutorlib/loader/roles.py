@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from tutorlib.columns import Chunk
-from tutorlib.display import shortened
+import pyarrow as pa
+
+from tutorlib.checks import shortened
 from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
 from tutorlib.parquet.files import PARQUET_ENDINGS
@@ -145,8 +146,8 @@ def _left_out(types: Mapping[str, tuple[str, bool]], used: Collection[str]) -> s
 
 def online(
     workflow: Any, source: ParquetSource, given: Schema, *, named: bool, unlabelled: bool
-) -> tuple[Schema, list[str], Callable[[Chunk], Chunk]]:
-    """Return how a loader applies a fitted workflow to the chunks of a source.
+) -> tuple[Schema, list[str], Callable[[pa.Table], pa.Table]]:
+    """Return how a loader applies a fitted workflow to the rows of a source.
 
     Args:
         workflow: fitted `Workflow`.
@@ -159,7 +160,7 @@ def online(
 
     Returns:
         Schema of the workflow's results, with the labels and weights of the files; the columns to
-        read; and the function that transforms a chunk of these.
+        read; and the function that transforms a table of these.
 
     Raises:
         ValueError: if the workflow needs a column that the files do not have, or that has a type of
@@ -212,9 +213,13 @@ def online(
     return schema, list(dict.fromkeys([*inputs, *passed])), transform
 
 
-def _transformed(workflow: Any, inputs: list[str], passed: list[str], chunk: Chunk) -> Chunk:
-    result: Chunk = workflow.transform(chunk.select(inputs))
-    return result.with_columns({name: chunk[name] for name in passed})
+def _transformed(workflow: Any, inputs: list[str], passed: list[str], table: pa.Table) -> pa.Table:
+    from tutorlib.columns import Chunk  # who maps a Workflow has it
+
+    result: pa.Table = workflow.transform(Chunk.from_arrow(table.select(inputs))).to_arrow()
+    for name in passed:
+        result = result.append_column(table.field(name), table[name])
+    return result
 
 
 def _with_type_made(column: Column, made: Schema) -> Column:

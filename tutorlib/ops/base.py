@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tutorlib.checks import shortened
 from tutorlib.columns import (
     Array,
     Chunk,
@@ -30,7 +31,6 @@ from tutorlib.columns import (
     with_flat_values,
     with_nulls,
 )
-from tutorlib.display import shortened
 from tutorlib.schema import Column, remedy_for, role_of
 
 NULL_ID, UNKNOWN_ID, FIRST_ID = 1, 2, 3  # of Categorify; 0 pads lists

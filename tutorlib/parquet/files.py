@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from tutorlib.columns import Chunk
 from tutorlib.filesystems import (
     before_pattern,
     find_filesystem,
@@ -693,7 +692,7 @@ def table_of(data: Any) -> pa.Table:
 
     Args:
         data: a pyarrow Table, RecordBatch or RecordBatchReader; a DataFrame of pandas, whose index
-            must not have a name, or of polars; any object with `__arrow_c_stream__`; or a `Chunk`.
+            must not have a name, or of polars; a `Chunk`; anything with `__arrow_c_stream__`.
 
     Raises:
         TypeError: for anything else; it says what to do instead.
@@ -701,8 +700,6 @@ def table_of(data: Any) -> pa.Table:
         pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert.
         OverflowError: for integers of a DataFrame beyond 64 bits.
     """
-    if isinstance(data, Chunk):
-        return data.to_arrow()
     if isinstance(data, pa.RecordBatch):
         return pa.table(data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):

@@ -20,16 +20,15 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_positive
-from tutorlib.columns import Chunk, column_from_arrow
-from tutorlib.display import shortened
+from tutorlib.checks import check_positive, shortened
+from tutorlib.memory import LESS_MEMORY
 from tutorlib.parquet.files import (
     INT96_UNIT,
     OPENING_THREADS,
@@ -48,6 +47,9 @@ from tutorlib.schema import (
     listed,
     type_words,
 )
+
+if TYPE_CHECKING:  # a loader reads tables alone, and needs no chunks
+    from tutorlib.columns import Chunk
 
 Names = Sequence[str]  # of columns
 INDEX_NAME = re.compile("__index_level_[0-9]+__")
@@ -143,7 +145,7 @@ class ParquetSource:
             for index, rows in enumerate(stored.row_counts)
             if rows
         ]
-        self._string_column: Callable[[Any], Any] = column_from_arrow
+        self._string_column: Callable[[Any], Any] | None = None
         self._encoded = False  # whether it takes dictionaries
         self._filter: RowFilter | None = None
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
@@ -281,6 +283,22 @@ class ParquetSource:
         group = self.row_groups[position]
         return self._stored[group.file].location(group.index)
 
+    @contextlib.contextmanager
+    def errors_at(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
+        """Have errors name the row group of a row range, after words that say which rows of it."""
+        try:
+            yield
+        except ParquetError:
+            raise
+        except Exception as error:
+            where = f"in {rows}{self.location(row_range.row_group)}"
+            if isinstance(error, ValueError):
+                raise ParquetError(f"{error} ({where})") from error
+            if isinstance(error, MemoryError):
+                raise MemoryError(f"{error} ({where}). {LESS_MEMORY}") from error
+            error.add_note(where)
+            raise
+
     def why_missing(self, names: Names) -> str:
         """Return why columns cannot be used, with a remedy, as a part of an error, or ""."""
         known = [f"{name!r} {self._left_out[name]}" for name in names if name in self._left_out]
@@ -387,10 +405,10 @@ class ParquetSource:
             self._chosen_rows(position, names, start, stop, None if whole else STEP_ROWS)
         )
 
-    def steps(
+    def tables(
         self, position: int, names: Names, step_rows: int, start: int = 0, stop: int | None = None
-    ) -> Generator[Chunk]:
-        """Yield rows [start, stop) of a row group in chunks of at most `step_rows` rows, in order.
+    ) -> Generator[pa.Table]:
+        """Yield rows [start, stop) of a row group in tables of at most `step_rows` rows, in order.
 
         About a step is decoded at a time, also where few rows pass a filter. Closing the generator
         closes the file.
@@ -398,16 +416,13 @@ class ParquetSource:
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
             names: columns.
-            step_rows: rows of a chunk, at least 1.
+            step_rows: rows of a table, at least 1.
             start: first row.
             stop: end of the rows; None for all that follow.
         """
         check_positive(step_rows=step_rows)
         names, start, stop = self._checked(position, names, start, stop)
-        pieces = self._chosen_rows(position, names, start, stop, step_rows)
-        with contextlib.closing(pieces):
-            for piece in pieces:
-                yield self._chunk(position, piece)
+        yield from self._chosen_rows(position, names, start, stop, step_rows)
 
     def chunks(self, columns: Names | None = None) -> Iterator[Chunk]:
         """Yield the row groups in order, in memory of one.
@@ -488,14 +503,15 @@ class ParquetSource:
         return pa.table(columns)
 
     def _chunk(self, position: int, table: pa.Table) -> Chunk:
+        from tutorlib.columns import Chunk, column_from_arrow
+
         columns: dict[str, Any] = {}
         for name in table.column_names:
-            array = table[name]
-            if pa.types.is_null(array.type):
-                array = array.cast(pa.float32())
-            is_text = self.column_types[name] == ("string", False)
+            convert: Callable[[Any], Any] = column_from_arrow
+            if self._string_column is not None and self.column_types[name] == ("string", False):
+                convert = self._string_column
             try:
-                columns[name] = (self._string_column if is_text else column_from_arrow)(array)
+                columns[name] = convert(table[name])
             except (TypeError, ValueError) as error:
                 place = self.location(position)
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
