@@ -41,7 +41,7 @@ CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 ADULT_MADE := $(if $(ADULT),$(call made,adult,$(ADULT)),data/adult/raw/_settings.json)
 
-# The tests run in two processes. The lessons run after them, alone, because they measure speed.
+# The tests run in two processes, and after them the lessons: no speed is judged.
 TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -110,7 +110,7 @@ check: setup ## lint, types and the tests of files changed since main (BASE=anot
 
 test: setup ## run the tests: units, doctests, then every lesson (ARGS="-m slow": what takes minutes)
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook and not slow" -n 2 --dist loadfile)
-	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
+	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook -n 2 --dist loadscope)
 
 pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pages show
 	@PYTHONPATH=. $(PY) notebooks/pages.py $(ARGS) $(LESSONS)

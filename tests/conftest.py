@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import io
 import os
@@ -19,10 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_generate_tests(metafunc):
-    """Give every test that asks for `lesson` each notebook in turn."""
+    """Give every test that asks for `lesson` each notebook in turn, or those of its class."""
     if "lesson" in metafunc.fixturenames:
         lessons = importlib.import_module("run").find_lessons(ROOT / "notebooks")
-        metafunc.parametrize("lesson", lessons, ids=lambda path: path.stem, scope="session")
+        is_mine = getattr(metafunc.cls, "is_mine", lambda lesson: True)
+        chosen = [path for path in lessons if is_mine(path)]
+        metafunc.parametrize("lesson", chosen, ids=lambda path: path.stem, scope="session")
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,7 +72,7 @@ def pages():
 
 @pytest.fixture(scope="session")
 def profile(runner):
-    return runner.load_profile(ROOT / "notebooks" / "params" / "small.yaml")
+    return runner.load_profile(ROOT / "notebooks" / "params" / "test.yaml")
 
 
 @pytest.fixture(scope="session")
@@ -79,10 +82,18 @@ def stage():
     The data of whoever works in the tree is neither needed nor touched, and what is kept on a page
     does not depend on it. It stays for the next session; `make clean` removes it.
     """
-    from data_prep.__main__ import main as data_prep
-
     folder = ROOT / "build" / "test"
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes run lessons
+        make_stage(folder)
+    return folder
+
+
+def make_stage(folder):
+    """Copy what lessons import, and make their data."""
+    from data_prep.__main__ import main as data_prep
+
     for module in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(module, folder / "notebooks")
     for name in ("imgs", "tutorlib", "notebooks/solutions"):  # lesson 07 copies tutorlib
@@ -93,34 +104,33 @@ def stage():
         if name != "adult":
             assert data_prep([name, "--from", str(data / "raw"), "--output", str(data)]) == 0
     assert data_prep(["synthetic", "nhot", "--output", str(folder / "data" / "nhot")]) == 0
-    return folder
 
 
 @pytest.fixture(scope="session")
 def executed(runner, profile, stage):
-    """Run a lesson and its solutions with the small profile, at most once a session.
+    """Run a lesson with the profile of the tests, at most once a session.
 
-    Returns a function: lesson -> its Result, its executed notebook without the solutions, the
-    printed progress, and a copy of the page that ran.
+    Returns a function: (lesson, whether its solutions run after it) -> its Result, its executed
+    notebook without the solutions, the printed progress, and a copy of the page that ran.
     """
     import nbformat
 
     output = stage / "executed"
     done = {}
 
-    def run(lesson: Path):
-        if lesson not in done:
+    def run(lesson: Path, solutions: bool = False):
+        if (lesson, solutions) not in done:
             runner.prepare_environment()
             page = Path(shutil.copy(lesson, stage / "notebooks"))
             log = io.StringIO()
             parameters = profile.get(lesson.stem, {})
-            result = runner.run_lesson(page, parameters, output, log, solutions=True)
+            result = runner.run_lesson(page, parameters, output, log, solutions=solutions)
             notebook = nbformat.read(output / lesson.name, as_version=4)
             solved = {
                 cell.id for cell in nbformat.read(runner.solutions_of(page), as_version=4).cells
             }
             notebook.cells = [cell for cell in notebook.cells if cell.id not in solved]
-            done[lesson] = result, notebook, log.getvalue(), page
-        return done[lesson]
+            done[lesson, solutions] = result, notebook, log.getvalue(), page
+        return done[lesson, solutions]
 
     return run

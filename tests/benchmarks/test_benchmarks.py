@@ -82,7 +82,7 @@ def measured(folder):
     return report
 
 
-SLOW = {"peers", "large-tables"}  # a minute together
+SLOW = {"peers", "large-tables", "train", "memory", "etl"}  # two minutes together
 
 
 @pytest.mark.parametrize(

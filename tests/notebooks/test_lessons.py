@@ -123,7 +123,28 @@ def test_profiles_and_tables_of_lessons_are_those_of_the_pages(runner, root):
 
 
 @pytest.mark.notebook
-def test_a_lesson_and_its_solutions_run_and_give_the_kept_outputs(lesson, executed, request):
+class TestLessonsWithTFRecords:
+    """They use what the one before has written: one process runs them, in order."""
+
+    @staticmethod
+    def is_mine(lesson):
+        return lesson.name[:2] in ("02", "03", "04", "05", "08", "09")
+
+    def test_a_lesson_runs_and_gives_the_kept_outputs(self, lesson, executed, request):
+        check_run(lesson, executed, request)
+
+
+@pytest.mark.notebook
+class TestOtherLessons:
+    @staticmethod
+    def is_mine(lesson):
+        return not TestLessonsWithTFRecords.is_mine(lesson)
+
+    def test_a_lesson_runs_and_gives_the_kept_outputs(self, lesson, executed, request):
+        check_run(lesson, executed, request)
+
+
+def check_run(lesson, executed, request):
     result, notebook, log, page = executed(lesson)
     assert result.passed, log
     assert result.outcome != "-", "the cell tagged headline printed nothing"
@@ -133,6 +154,12 @@ def test_a_lesson_and_its_solutions_run_and_give_the_kept_outputs(lesson, execut
     kept = next(cell for cell in notebook.cells if "keep_output" in tags(cell))
     kept.outputs = []  # any other output is a difference
     assert len(differences(page, notebook, request)) == 1
+
+
+@pytest.mark.slow
+def test_the_solutions_of_a_lesson_run_after_it(lesson, executed):
+    result, _, log, _ = executed(lesson, solutions=True)
+    assert result.passed, log
 
 
 def differences(page, notebook, request) -> list[str]:
