@@ -82,7 +82,7 @@ def measured(folder):
     return report
 
 
-SLOW = {"peers", "large-tables", "train", "memory", "etl"}  # two minutes together
+SLOW = {"peers", "large-tables", "train", "memory", "etl", "ladder"}  # minutes together
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,7 @@ def test_the_table_of_the_first_page_shows_every_panel_and_its_shares_divide(tmp
     assert rows[-3] == f"| {ladder.CEILING}, samples/s |{' 100 (50 to 100) |' * 2}"
 
 
+@pytest.mark.slow
 def test_readers_of_the_ladder_train_on_the_same_rows_from_the_same_weights(folder, measured):
     """With one step an epoch on all rows, each ends with the same loss, whatever its order."""
     entries = measured("ladder")["ways"]

@@ -97,6 +97,7 @@ print(json.dumps(counts))
 """
 
 
+@pytest.mark.slow  # twenty seconds
 def test_xla_compiles_once_for_lists_of_one_width(folder, tmp_path):
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
     printed = run(COUNTED, folder, tmp_path, XLA_FLAGS=flags)

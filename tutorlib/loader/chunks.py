@@ -264,8 +264,8 @@ class ChunkReader:
         columns: names of the columns to read.
         layout: how the columns lie in a batch.
         pool: gives the memory of batches.
-        gives_back: whether memory that Arrow has freed goes back to the system, as a budget needs;
-            what comes next then takes new pages.
+        gives_back: whether memory that Arrow has freed goes back to the system at the end of each
+            chunk, as a budget needs; the next one then takes new pages.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a table of the columns read, returns one of as many rows; None for none.
         made_by: what errors call `transform`.
@@ -400,8 +400,6 @@ class ChunkReader:
             rows.append(
                 self._decoded(row_range, self.columns, plan.sliced.get(row_range.row_group))
             )
-        if self.gives_back:
-            pa.default_memory_pool().release_unused()  # of this thread
         return rows
 
     def _rows(
