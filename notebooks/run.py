@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -124,7 +125,9 @@ class LoggedKernel(AsyncKernelManager):
     """
 
     async def start_kernel(self, **options):
-        """Start the kernel."""
+        """Start the kernel, with sockets that are files: two at once may choose the same port."""
+        self.sockets = tempfile.TemporaryDirectory(prefix="lesson")
+        self.transport, self.ip = "ipc", f"{self.sockets.name}/kernel"
         with open(os.environ["LESSON_LOG"], "ab") as log:
             await super().start_kernel(stdout=log, stderr=log, **options)
 
