@@ -321,10 +321,10 @@ class ChunkReader:
                 reading.append(submit(self._read, plan, some, self._earlier_slices(plan, some)))
                 self._note_slices(plan, some, reading[-1])
         gathering = []
+        for lists in self.layout.ragged.values():  # first, because they take longest
+            gathering.append(submit(self._gather_lists, lists, chunk, reading, order, parts))
         for fields in self._fields_of_tasks():
             gathering.append(submit(self._gather, fields, chunk, reading, order, parts))
-        for lists in self.layout.ragged.values():
-            gathering.append(submit(self._gather_lists, lists, chunk, reading, order, parts))
         if self.gives_back:
             gathering.append(submit(pa.default_memory_pool().release_unused))
         return parts, [order, *reading, *gathering]
