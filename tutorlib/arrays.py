@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -55,6 +56,24 @@ def valid_rows(array: Any) -> np.ndarray:
     bits = np.frombuffer(array.buffers()[0], np.uint8, offset=first)
     valid = np.unpackbits(bits, count=skipped + len(array), bitorder="little")
     return valid[skipped:].view(bool)
+
+
+def list_parts(array: Any) -> tuple[Any, np.ndarray]:
+    """Return the values of an Arrow array of lists, and where each list begins; a null is empty.
+
+    Returns:
+        (values as an Arrow array, offsets int64 [n + 1] from 0 to the number of values).
+
+    Example:
+        >>> values, offsets = list_parts(pa.array([[1, 2], None, [3]])[1:])
+        >>> values.to_pylist(), offsets.tolist()
+        ([3], [0, 0, 1])
+    """
+    if array.null_count:  # a null list may span values
+        array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return values, offsets - offsets[0]
 
 
 def gather_rows(offsets: Array, rows: Array, library: Any = np) -> tuple[Array, Array]:

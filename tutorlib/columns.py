@@ -31,7 +31,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.arrays import Array, gather_rows, one_array, valid_rows, with_wide_offsets
+from tutorlib.arrays import (
+    Array,
+    gather_rows,
+    list_parts,
+    one_array,
+    valid_rows,
+    with_wide_offsets,
+)
 from tutorlib.schema import is_number, remedy_for, type_row, vector_type
 
 
@@ -501,19 +508,15 @@ def _vectors_from_arrow(array: Any) -> Any:
 
 
 def _ragged_from_arrow(array: Any) -> Ragged:
-    valid = None
-    if array.null_count:  # a null list may span values
-        valid = valid_rows(array)
-        array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    valid = valid_rows(array) if array.null_count else None
+    values, offsets = list_parts(array)
     column = column_from_arrow(values)
     if isinstance(column, Ragged):
         raise TypeError(
             f"Arrow type {array.type} is not supported; {remedy_for(str(array.type))}, or leave "
             "the column out"
         )
-    return Ragged(column, offsets - offsets[0], valid)
+    return Ragged(column, offsets, valid)
 
 
 def column_to_arrow(column: Any) -> Any:

@@ -137,7 +137,7 @@ def test_a_cpu_quota_limits_the_cores_and_the_reader_threads(texts, tmp_path, mo
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
 QUICK = (0, 1)  # seeds, of small budgets
-IDLE_BYTES = 48 * MIB  # that the allocators of a process keep after its epochs
+IDLE_BYTES = 80 * MIB  # that the C library keeps after epochs; malloc_trim() gives most of it back
 
 
 @LINUX
@@ -150,9 +150,8 @@ def test_a_process_grows_by_no_more_than_a_memory_budget_promises(seed, tmp_path
     budget = layout.arguments["memory_budget"]
     assert values["planned_bytes"] <= budget
     assert values["peak_bytes"] <= allowed_bytes(budget), layout
-    # A closed loader holds no chunk. Footers stay; many row groups took more than is counted.
-    footers = COLUMN_CHUNK_BYTES * len(layout.columns) * layout.row_groups
-    assert values["idle_bytes"] <= IDLE_BYTES + 2 * footers, layout
+    footers = COLUMN_CHUNK_BYTES * len(layout.columns) * layout.row_groups  # which stay
+    assert values["idle_bytes"] - footers <= IDLE_BYTES, layout  # a closed loader holds no chunk
 
 
 @pytest.mark.parametrize("batch_layout", ["columns", "stacked"])

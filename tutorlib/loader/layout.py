@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.arrays import Array, one_array, valid_rows
+from tutorlib.arrays import Array, list_parts, one_array, valid_rows
 from tutorlib.loader.settings import PAD, MultiHot
 from tutorlib.schema import ROLES, Column, Schema, batch_dtype, is_list
 
@@ -165,18 +165,13 @@ class Layout:
             )
         if pa.types.is_fixed_size_list(array.type):
             array = array.cast(pa.large_list(array.type.value_type))
-        if array.null_count:
-            if column.name not in self._filled:
-                raise ValueError(
-                    f"column {column.name!r}: null instead of a list at row "
-                    f"{first_row + int(valid_rows(array).argmin())}; pass nulls='fill', which "
-                    "makes it an empty list, or drop the row with filters="
-                )
-            # A null list may span values.
-            array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-        offsets -= offsets[0]
+        if array.null_count and column.name not in self._filled:
+            raise ValueError(
+                f"column {column.name!r}: null instead of a list at row "
+                f"{first_row + int(valid_rows(array).argmin())}; pass nulls='fill', which makes it "
+                "an empty list, or drop the row with filters="
+            )
+        values, offsets = list_parts(array)
         longest = self.multi_hot.max_length
         if longest is not None and len(array):
             lengths = np.diff(offsets)
