@@ -107,7 +107,7 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
     place, parquet = source.location(numbers[0]), pylibcudf.io.parquet
     stream = cupy.cuda.get_current_stream()
     try:
-        info = pylibcudf.io.types.SourceInfo([stored.file.inner for stored in files])
+        info = pylibcudf.io.types.SourceInfo([stored.path for stored in files])
         options = parquet.ParquetReaderOptions.builder(info)
         options = options.use_pandas_metadata(False).use_arrow_schema(False)
         options = options.column_names(names).build()

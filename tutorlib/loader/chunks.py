@@ -13,6 +13,7 @@ two columns. On a GPU (`gpu/gathering.py`) the arrays are CuPy's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from tutorlib.loader.layout import Field, Layout, Lists
 from tutorlib.loader.pipeline import Stopwatch, Submit
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
 from tutorlib.memory import BufferPool, is_aligned
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
 TASK_COLUMNS = 8  # at least, that one task decodes and gathers
@@ -36,7 +37,7 @@ READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, 
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
-Pieces = Iterable[tuple[RowRange, pa.Table]]
+Pieces = Sequence[tuple[RowRange, pa.Table]]
 Transform = Callable[[pa.Table], pa.Table]
 
 
@@ -96,37 +97,37 @@ class Gatherer:
         self._step = 16 if library is np else 64  # rows: every batch begins aligned
 
     def scalars(
-        self,
-        field: Field,
-        pieces: Pieces,
-        total: int,
-        parts: Sequence[Part],
-        order: Array | None,
+        self, field: Field, pieces: Pieces, parts: Sequence[Part], order: Array | None
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch.
 
         Args:
             field: the field.
             pieces: the row ranges of the chunk, with their rows.
-            total: rows of the chunk.
             parts: the parts of the chunk.
             order: which row comes at each place, int64 [rows]; None for the order of the pieces.
         """
-        # The checked values of all row ranges, one after the other.
-        matrix: Any = None
-        first = 0
-        for row_range, table in pieces:
-            cells = []
-            with self._stopwatch.timing("gather"), self._source.errors_at(row_range):
-                for column in field.columns:
-                    array, start = table[column.name], row_range.start
-                    cells.append(self._layout.cells(column, array, first_row=start))
-                if matrix is None:
-                    matrix = self.empty((total, field.width), field.dtype)
-                _interleave(cells, matrix[first : first + row_range.num_rows])
-            first += row_range.num_rows
         with self._stopwatch.timing("gather"):
-            self.gather_rows(field, matrix, parts, order)
+            cells = [self._checked(self._layout.cells, column, pieces) for column in field.columns]
+            matrix = cells[0]
+            if len(cells) > 1:
+                matrix = self.empty((len(matrix), field.width), field.dtype)
+                _interleave(cells, matrix)
+            self.gather_rows(field, matrix.reshape(len(matrix), -1), parts, order)
+
+    def _checked(self, check: Callable[..., Any], column: Column, pieces: Pieces) -> Any:
+        """Return what `check` makes of a column's rows; its error names the row range."""
+        chunks = [chunk for _, table in pieces for chunk in table[column.name].chunks]
+        if len({chunk.type for chunk in chunks}) == 1:
+            with contextlib.suppress(ValueError):
+                return check(column, pa.chunked_array(chunks))
+        for row_range, table in pieces:
+            with self._source.errors_at(row_range):
+                check(column, table[column.name], first_row=row_range.start)
+        raise ParquetError(
+            f"column {column.name!r}: map() must give one type in all tables, not "
+            f"{sorted({str(chunk.type) for chunk in chunks})}"
+        )
 
     def gather_rows(
         self, field: Field, matrix: Array, parts: Sequence[Part], order: Array | None
@@ -138,7 +139,7 @@ class Gatherer:
             if order is None:
                 shape = batches, rows, field.width
                 unordered = matrix[segment.start : segment.stop].reshape(shape)
-                if stride == rows and is_aligned(unordered):
+                if stride == rows and is_aligned(unordered) and unordered.flags.writeable:
                     part.scalars[field.name] = unordered
                     continue
             out = self.empty((batches, stride, field.width), field.dtype)
@@ -160,13 +161,9 @@ class Gatherer:
 
         Arguments are those of `scalars`.
         """
-        checked = []
-        for row_range, table in pieces:
-            array, first_row = table[column.name], row_range.start
-            with self._stopwatch.timing("gather"), self._source.errors_at(row_range):
-                checked.append(self._layout.list_cells(column, array, first_row=first_row))
         with self._stopwatch.timing("gather"):
-            self.gather_lists(column.name, self._concatenated(checked), parts, order)
+            lists = self._checked(self._layout.list_cells, column, pieces)
+            self.gather_lists(column.name, lists, parts, order)
 
     def _concatenated(self, parts: Sequence[Lists]) -> Lists:
         """Return lists one after the other, with values in the memory of batches."""
@@ -405,13 +402,13 @@ class ChunkReader:
     def _rows(
         self, chunk: ChunkPlan, names: Sequence[str], reading: Sequence[Future[Any]]
     ) -> Pieces:
-        """Yield (row range, its rows) of a chunk, of some columns unless tasks read them all."""
-        if reading:
-            rows = itertools.chain.from_iterable(task.result() for task in reading)
-            yield from zip(chunk.row_ranges, rows, strict=True)
-        else:
-            for row_range in chunk.row_ranges:
-                yield row_range, self._decoded(row_range, names)
+        """Return [(row range, its rows)] of a chunk, of some columns unless tasks read them all."""
+        tables: list[pa.Table] = []
+        for task in reading:
+            tables += task.result()
+        if not reading:
+            tables = [self._decoded(row_range, names) for row_range in chunk.row_ranges]
+        return list(zip(chunk.row_ranges, tables, strict=True))
 
     def _gather(
         self,
@@ -424,10 +421,8 @@ class ChunkReader:
         """Make the arrays of some fields in all parts."""
         names = [column.name for field in fields for column in field.columns]
         pieces = self._rows(chunk, names, reading)
-        if len(fields) > 1:
-            pieces = list(pieces)  # each field needs them; for a single one, they come one by one
         for field in fields:
-            self.gatherer.scalars(field, pieces, chunk.num_rows, parts, order.result())
+            self.gatherer.scalars(field, pieces, parts, order.result())
 
     def _gather_lists(
         self,

@@ -146,12 +146,11 @@ class Layout:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
                 message names the column, the rule, the value and the row.
         """
-        array, length = one_array(array), column.length
-        if length is None:
+        if column.length is None:
             return self._numbers(column, array, first_row)
-        values = _vector_values(column, array, length, first_row)
-        cells = self._numbers(column, values, first_row, length)
-        return cells if length == 1 else cells.reshape(-1, length)
+        values = _vector_values(column, one_array(array), column.length, first_row)
+        cells = self._numbers(column, values, first_row, column.length)
+        return cells if column.length == 1 else cells.reshape(-1, column.length)
 
     def list_cells(self, column: Column, array: Any, *, first_row: int = 0) -> Lists:
         """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
@@ -197,7 +196,7 @@ class Layout:
             array = array.cast(pa.float32())
         if array.null_count:
             if column.name not in self._filled:
-                first = first_row + _row(valid_rows(array).argmin(), offsets)
+                first = first_row + _row(valid_rows(one_array(array)).argmin(), offsets)
                 raise ValueError(self._missing(column, array, first))
             array = pc.fill_null(array, pa.scalar(0).cast(array.type))
         kind, types = array.type, pa.types
@@ -207,24 +206,32 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
             )
-        values = array.to_numpy(zero_copy_only=False)
-        if types.is_boolean(kind):
-            values = values.astype(np.int32)
+        target = pa.from_numpy_dtype(dtype)
+        numbers = array if kind == target else array.cast(target, safe=False)
+        values = one_array(numbers).to_numpy(zero_copy_only=False)
+        if not len(values):
+            return values
+        # Integers are looked at before the cast, which cuts them; a NaN is within no bounds.
         low, high = self.bounds(column)
-        # A NaN is within no bounds.
-        if len(values) and not (low <= values.min() and values.max() <= high):
-            missing = np.isnan(values)
+        if is_float:
+            least, most = values.min(), values.max()
+        else:
+            least, most = pc.min_max(array).as_py().values()
+        if not (low <= least and most <= high):
+            stored = one_array(array).to_numpy(zero_copy_only=False)
+            missing = np.isnan(stored)
             if missing.any():
                 if column.name not in self._filled:
                     first = first_row + _row(missing.argmax(), offsets)
                     raise ValueError(self._missing(column, array, first))
-                values = np.where(missing, values.dtype.type(0), values)
-            outside = ~((values >= low) & (values <= high))
+                stored = np.where(missing, stored.dtype.type(0), stored)
+            outside = ~((stored >= low) & (stored <= high))
             if outside.any():
                 index = int(outside.argmax())
                 row = first_row + _row(index, offsets)
-                raise ValueError(_refusal(column, dtype, values[index], row, low))
-        return values.astype(dtype, copy=False)
+                raise ValueError(_refusal(column, dtype, stored[index], row, low))
+            values = stored.astype(dtype, copy=False)
+        return values
 
     def bounds(self, column: Column) -> tuple[float, float]:
         """Return the smallest and the largest value of a column that a batch takes."""

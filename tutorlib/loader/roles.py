@@ -115,9 +115,9 @@ def schema_of_arguments(
     columns += [column for column in ids if column.name not in {c.name for c in columns}]
     if missing := [column for column in columns if column.name not in types]:
         names = [column.name for column in missing]
-        why = source.why_missing(names)
+        why = ""
         if all(column.role == "label" for column in missing):
-            why += ". To predict rows without labels, pass label_names=[]"
+            why = ". To predict rows without labels, pass label_names=[]"
         raise ValueError(
             f"columns {listed(names)} are not in the files, which have {listed(types)}{why}"
         )
@@ -178,7 +178,7 @@ def online(
     if missing:
         raise ValueError(
             f"the workflow needs columns {listed(missing)}, which the files "
-            f"do not have: {listed(source.column_types)}{source.why_missing(missing)}. Only "
+            f"do not have: {listed(source.column_types)}. Only "
             "labels and weight may be missing: name them in the workflow (label_names)."
         )
     workflow.check_types(source.column_types, source.arrow_schema)

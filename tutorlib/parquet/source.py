@@ -6,8 +6,6 @@ row group, a part of it, or some of its columns. `RowFilter` decides which rows 
 
 from __future__ import annotations
 
-import bisect
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -15,7 +13,7 @@ import datetime
 import functools
 import hashlib
 import itertools
-import operator
+import os
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_positive, shortened
+from tutorlib.checks import check_positive
 from tutorlib.memory import LESS_MEMORY
 from tutorlib.parquet.files import (
     INT96_UNIT,
@@ -38,15 +36,7 @@ from tutorlib.parquet.files import (
     StoredRows,
     open_data,
 )
-from tutorlib.schema import (
-    MOST_NAMED,
-    column_type,
-    element_type,
-    is_number,
-    is_time,
-    listed,
-    type_words,
-)
+from tutorlib.schema import column_type, element_type, is_number, is_time, listed
 
 if TYPE_CHECKING:  # a loader reads tables alone, and needs no chunks
     from tutorlib.columns import Chunk
@@ -58,11 +48,19 @@ STEP_ROWS = 65_536  # of which a filter is evaluated at a time
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """Row group `index` of file number `file`; `num_rows` counts the rows that pass a filter."""
+    """Row group `index` of file number `file`.
+
+    Args:
+        file: number of the file.
+        index: number of the row group in the file.
+        num_rows: rows that the source has of it.
+        chosen: which of the stored rows these are, as packed bits; None for all.
+    """
 
     file: int
     index: int
     num_rows: int
+    chosen: bytes | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +130,11 @@ class ParquetSource:
         filesystem: Any = None,
     ) -> None:
         self.filesystem = filesystem
-        self._idle = OpenFiles()
-        self.paths, self._stored = open_data(data, filesystem, self._idle)
+        self.paths, self._stored = open_data(data, filesystem)
+        self._files = OpenFiles()
         self._keys = _typed_keys(self._stored)
-        shared, self._left_out = _shared_schema(self._stored)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
-        self.arrow_schema = pa.schema([*shared, *keys])
+        self.arrow_schema = pa.schema([*_shared_schema(self._stored), *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
         self.row_groups = [
             RowGroup(file, index, rows)
@@ -147,12 +144,15 @@ class ParquetSource:
         ]
         self._string_column: Callable[[Any], Any] | None = None
         self._encoded = False  # whether it takes dictionaries
-        self._filter: RowFilter | None = None
-        # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
-        self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
+        self._filters: str | None = None  # what fingerprints say of them
         if filters is not None:
-            self._filter = RowFilter.of(filters, self.arrow_schema)
-            self._keep_passing()
+            condition = RowFilter.of(filters, self.arrow_schema)
+            self._filters = condition.identity
+            with ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="tutorlib-filter") as pool:
+                passing = pool.map(
+                    functools.partial(self._passing, condition), range(len(self.files))
+                )
+                self.row_groups = list(itertools.chain.from_iterable(passing))
 
     def __len__(self) -> int:
         return len(self.row_groups)
@@ -185,22 +185,25 @@ class ParquetSource:
 
     # ---- other sources of the same files ----
 
-    def choose(self, numbers: Any) -> ParquetSource:
+    def choose(self, numbers: Callable[[int, int], Any]) -> ParquetSource:
         """Return a source of the rows that a function chooses by their numbers; none is read.
+
+        The choice takes one bit of memory for each row.
 
         Args:
             numbers: `numbers(first, rows)` returns which of the rows first, ..., first + rows - 1
-                are chosen, as a range or int64 [m], counted from 0, rising. Its `identity` is text
-                that two such functions share only if they choose the same rows.
+                are chosen, as a range or int64 [m], counted from 0, rising.
         """
-        firsts = itertools.accumulate((g.num_rows for g in self.row_groups), initial=0)
-        rows = {(g.file, g.index): (n, g.num_rows) for n, g in zip(firsts, self.row_groups)}  # noqa: B905
-        counts = [len(numbers(*place)) for place in rows.values()]
-        groups = zip(self.row_groups, counts, strict=True)
-        return self._changed(
-            row_groups=[dataclasses.replace(g, num_rows=count) for g, count in groups if count],
-            _choices=[*self._choices, (numbers, rows)],
-        )
+        groups, first = [], 0
+        for group in self.row_groups:
+            rows = np.asarray(numbers(first, group.num_rows), np.int64)
+            first += group.num_rows
+            mask = self._mask(group)
+            positions = np.flatnonzero(mask)
+            mask[:] = False
+            mask[positions[rows]] = True
+            groups += _chosen(group, mask)
+        return self._changed(row_groups=groups)
 
     def __add__(self, other: ParquetSource) -> ParquetSource:
         """Return a source of the rows of two parts of one split, in their original order.
@@ -210,24 +213,22 @@ class ParquetSource:
         """
         if not isinstance(other, ParquetSource):
             return NotImplemented
-        before = [choices for choices, _ in self._choices[:-1]]
-        if (
-            self._stored is not other._stored
-            or self._filter is not other._filter
-            or not (self._choices and other._choices)
-            or before != [choices for choices, _ in other._choices[:-1]]
-        ):
+        if self._stored is not other._stored:
             raise ValueError(
                 f"{self} and {other} are not parts of one split, so they have no common order. "
                 "Open a list of their files, or join parts of one call of split_rows"
             )
-        rows = self._choices[-1][1]
-        groups = [RowGroup(*place, count) for place, (_, count) in rows.items()]
-        whole = self._changed(row_groups=groups, _choices=self._choices[:-1])
-        joined = whole.choose(_Joined((self._choices[-1][0], other._choices[-1][0])))
-        if joined.num_rows != self.num_rows + other.num_rows:
-            raise ValueError(f"{self} and {other} have rows in common: give each part once")
-        return joined
+        masks: dict[tuple[int, int], np.ndarray] = {}
+        for group in [*self.row_groups, *other.row_groups]:
+            mask = self._mask(group)
+            before = masks.setdefault((group.file, group.index), np.zeros(len(mask), bool))
+            if (before & mask).any():
+                raise ValueError(f"{self} and {other} have rows in common: give each part once")
+            before |= mask
+        groups = []
+        for place in sorted(masks):
+            groups += _chosen(RowGroup(*place, 0), masks[place])
+        return self._changed(row_groups=groups)
 
     def __radd__(self, other: Any) -> ParquetSource:
         """Begin a `sum` of parts."""
@@ -241,7 +242,7 @@ class ParquetSource:
             [0, 1]
         """
         check_positive(rows=rows)
-        return self.choose(_FirstRows(rows))
+        return self.choose(lambda first, count: range(max(0, min(count, rows - first))))
 
     def stored(self, position: int) -> tuple[StoredRows, int]:
         """Return the file, or rows in memory, that hold a row group, and its number there."""
@@ -250,14 +251,19 @@ class ParquetSource:
 
     def is_whole(self, position: int) -> bool:
         """Return whether all stored rows of a row group belong to the source."""
-        group = self.row_groups[position]
-        return group.num_rows == self._stored[group.file].row_counts[group.index]
+        return self.row_groups[position].chosen is None
 
     def has_first_rows(self, position: int) -> bool:
         """Return whether the rows of a row group are all that are stored, or the first of these."""
         group = self.row_groups[position]
-        condition, chosen = self._wanted(group, 0, group.num_rows)
-        return condition is None and isinstance(chosen, range) and chosen.start == 0
+        return bool(self._mask(group)[: group.num_rows].all())
+
+    def _mask(self, group: RowGroup) -> np.ndarray:
+        """Return which stored rows of a row group belong to the source, bool [stored rows]."""
+        rows = self._stored[group.file].row_counts[group.index]
+        if group.chosen is None:
+            return np.ones(rows, bool)
+        return np.unpackbits(np.frombuffer(group.chosen, np.uint8), count=rows).view(bool)
 
     def with_strings_as(self, column: Callable[[Any], Any]) -> ParquetSource:
         """Return a source that reads strings without decoding dictionaries.
@@ -298,11 +304,6 @@ class ParquetSource:
                 raise MemoryError(f"{error} ({where}). {LESS_MEMORY}") from error
             error.add_note(where)
             raise
-
-    def why_missing(self, names: Names) -> str:
-        """Return why columns cannot be used, with a remedy, as a part of an error, or ""."""
-        known = [f"{name!r} {self._left_out[name]}" for name in names if name in self._left_out]
-        return f" ({shortened(known, MOST_NAMED)})" if known else ""
 
     def row_bytes(self, position: int, names: Names) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
@@ -348,27 +349,20 @@ class ParquetSource:
             >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
-        groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
-        chosen = [] if self._filter is None else [self._filter.identity]
-        chosen += [numbers.identity for numbers, _ in self._choices]
+        places = []
+        for stored in self._stored:
+            places.append((os.path.basename(stored.path), sorted(stored.keys.items())))
+        rows = [(g.file, g.index, g.num_rows, g.chosen) for g in self.row_groups]
         return {
             "files": len(self.files),
             "row_groups": len(self),
             "rows": self.num_rows,
             "column_types": _hash(sorted(self.column_types.items())),
-            "row_counts": _hash(groups),
-            "file_names": _hash([self._names, [sorted(s.keys.items()) for s in self._stored]]),
+            "file_names": _hash(places),
             "footers": _hash([stored.digest for stored in self._stored]),
-            "filters": "; ".join(chosen) or None,
+            "filters": self._filters,
+            "chosen_rows": _hash(rows),
         }
-
-    @property
-    def _names(self) -> list[str]:
-        """The paths of the files without the folders that all have in common."""
-        folders = [path.rpartition("/")[0] + "/" for path in self.files]
-        ends = zip(min(folders), max(folders), strict=False)
-        common = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
-        return [path[common.rfind("/") + 1 :] for path in self.files]
 
     # ---- reading ----
 
@@ -397,20 +391,19 @@ class ParquetSource:
 
         Columns have the types of `arrow_schema`. Arguments and errors are those of `read`.
         """
-        names, start, stop = self._checked(position, names, start, stop)
-        if start == stop:
-            return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
+        stop = self.row_groups[position].num_rows if stop is None else stop
         whole = stop - start == self.row_groups[position].num_rows
-        return pa.concat_tables(
-            self._chosen_rows(position, names, start, stop, None if whole else STEP_ROWS)
-        )
+        tables = list(self._tables(position, names, None if whole else STEP_ROWS, start, stop))
+        if not tables:
+            return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def tables(
         self, position: int, names: Names, step_rows: int, start: int = 0, stop: int | None = None
     ) -> Generator[pa.Table]:
         """Yield rows [start, stop) of a row group in tables of at most `step_rows` rows, in order.
 
-        About a step is decoded at a time, also where few rows pass a filter. Closing the generator
+        About a step is decoded at a time, also where few rows are chosen. Closing the generator
         closes the file.
 
         Args:
@@ -421,8 +414,8 @@ class ParquetSource:
             stop: end of the rows; None for all that follow.
         """
         check_positive(step_rows=step_rows)
-        names, start, stop = self._checked(position, names, start, stop)
-        yield from self._chosen_rows(position, names, start, stop, step_rows)
+        stop = self.row_groups[position].num_rows if stop is None else stop
+        yield from self._tables(position, names, step_rows, start, stop)
 
     def chunks(self, columns: Names | None = None) -> Iterator[Chunk]:
         """Yield the row groups in order, in memory of one.
@@ -432,63 +425,49 @@ class ParquetSource:
         """
         return (self.read(position, columns) for position in range(len(self)))
 
-    def _checked(
-        self, position: int, names: Names, start: int, stop: int | None
-    ) -> tuple[list[str], int, int]:
-        """Return names that exist, and the first row and the end of the rows."""
-        missing = [name for name in names if name not in self.column_types]
-        if missing:
-            path, why = self.files[self.row_groups[position].file], self.why_missing(missing)
-            raise ParquetError(
-                f"{path}: no columns {listed(missing)}{why}; it has {listed(self.column_types)}"
-            )
-        return list(names), start, self.row_groups[position].num_rows if stop is None else stop
-
-    def _chosen_rows(
-        self, position: int, names: list[str], start: int, stop: int, step_rows: int | None
+    def _tables(
+        self, position: int, names: Names, step_rows: int | None, start: int, stop: int
     ) -> Generator[pa.Table]:
-        """Yield rows [start, stop) of a row group, of `step_rows` stored rows at a time."""
+        """Yield rows [start, stop) of a row group, `step_rows` stored ones at a time."""
         group = self.row_groups[position]
-        condition, wanted = self._wanted(group, start, stop)
-        read = [*names, *(n for n in (condition.names if condition else ()) if n not in names)]
-        at = 0  # rows so far that pass the filter
+        stored, keys = self._stored[group.file], self._keys[group.file]
+        if missing := [name for name in names if name not in self.column_types]:
+            raise ParquetError(
+                f"{stored.path}: no columns {listed(missing)}; it has {listed(self.column_types)}"
+            )
         if start == stop:
             return
-        with contextlib.closing(self._stored_rows(group, read, step_rows)) as tables:
-            for table in tables:
-                if condition is not None:
-                    table = table.filter(pa.array(condition.passes(table)))
-                low = bisect.bisect_left(wanted, at)
-                high = bisect.bisect_left(wanted, at + table.num_rows)
-                if low < high:
-                    first, count = wanted[low] - at, wanted[high - 1] + 1 - wanted[low]
-                    piece = table.select(names).slice(first, count)
-                    if high - low < count:
-                        chosen = np.zeros(count, bool)
-                        chosen[wanted[low:high] - wanted[low]] = True
-                        piece = piece.filter(pa.array(chosen))
-                    yield piece
-                at += table.num_rows
-                if at > wanted[-1]:
-                    return
-
-    def _stored_rows(
-        self, group: RowGroup, names: list[str], step_rows: int | None
-    ) -> Generator[pa.Table]:
-        """Yield all stored rows of a row group, `step_rows` at a time, in the source's types."""
-        stored, keys = self._stored[group.file], self._keys[group.file]
-        own = [name for name in names if name not in keys]
-        tables = stored.tables(group.index, own, step_rows, encoded=self._encoded)
+        first, last, mask = start, stop, None  # of the stored rows
+        if group.chosen is not None:
+            mask = self._mask(group)
+            positions = np.flatnonzero(mask)
+            first, last = int(positions[start]), int(positions[stop - 1]) + 1
+        own = [name for name in names if name in stored.schema.names and name not in keys]
+        at = 0
+        tables = stored.tables(group.index, own, step_rows, self._files, encoded=self._encoded)
         with contextlib.closing(tables):
             for table in tables:
-                yield self._conformed(group, table, names, table.num_rows)
+                low, high = max(first - at, 0), min(last - at, table.num_rows)
+                if low < high:
+                    piece = self._conformed(group, table.slice(low, high - low), names, high - low)
+                    if mask is not None:
+                        piece = piece.filter(pa.array(mask[at + low : at + high]))
+                    yield piece
+                at += table.num_rows
+                if at >= last:
+                    return
 
     def _conformed(self, group: RowGroup, table: pa.Table, names: Names, rows: int) -> pa.Table:
         """Return columns of one file in the types of the source, with keys."""
         keys, columns = self._keys[group.file], {}
         for name in names:
             kind = self.arrow_schema.field(name).type
-            column = pa.repeat(keys[name], rows) if name in keys else table[name]
+            if name in keys:
+                column = pa.repeat(keys[name], rows)
+            elif name in table.column_names:
+                column = table[name]
+            else:  # this file lacks it
+                column = pa.nulls(rows, kind)
             if self._encoded and column_type(column.type) == column_type(kind):
                 kind = column.type
             if column.type != kind:
@@ -519,118 +498,80 @@ class ParquetSource:
 
     def close(self) -> None:
         """Close the files that stay open for the next read, which then opens them again."""
-        self._idle.close()
+        self._files.close()
 
-    # ---- which rows ----
+    # ---- filters ----
 
-    def _keep_passing(self) -> None:
-        """Keep the row groups and rows that pass the filter."""
-        files = range(len(self._stored))
-        with ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="tutorlib-filter") as pool:
-            counts = list(pool.map(self._count_passing, files))
-        passing = [(group, counts[group.file].get(group.index, 0)) for group in self.row_groups]
-        self.row_groups = [dataclasses.replace(g, num_rows=rows) for g, rows in passing if rows]
+    def _passing(self, condition: RowFilter, file: int) -> list[RowGroup]:
+        """Return the row groups of a file with the rows that pass.
 
-    def _count_passing(self, file: int) -> dict[int, int]:
-        """Return {index: rows that pass} of the row groups of a file where a row may pass.
-
-        `pyarrow.dataset` reads only where keys and statistics do not decide. Statistics ignore NaN,
-        and parquet-mr wrote wrong ones for decimals, so a condition on such columns is decided by
-        reading them.
+        `pyarrow.dataset` says, by keys and statistics, which row groups may have such rows, and of
+        which all rows pass. Statistics ignore NaN, and parquet-mr wrote wrong ones for decimals, so
+        a condition on such columns is decided by reading them.
         """
+        stored = self._stored[file]
+        counts = dict(enumerate(stored.row_counts))
+        whole: set[int] = set()
+        if isinstance(stored, ParquetRows):
+            counts, whole = self._by_statistics(condition, file)
+        groups = []
+        for index, rows in counts.items():
+            group = RowGroup(file, index, rows)
+            if index in whole:
+                groups.append(group)
+            elif rows:
+                part = self._changed(row_groups=[group])
+                steps = part.tables(0, condition.names, STEP_ROWS)
+                groups += _chosen(group, np.concatenate([condition.passes(step) for step in steps]))
+        return groups
+
+    def _by_statistics(self, condition: RowFilter, file: int) -> tuple[dict[int, int], set[int]]:
+        """Return ({row group where rows may pass: its rows}, those of which all rows pass)."""
         import pyarrow.dataset as ds
 
-        stored, condition, schema = self._stored[file], self._filter, self.arrow_schema
-        assert condition is not None
-        if isinstance(stored, ParquetRows):
-            keys = self._keys[file].items()
-            known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys]
-            known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
-            verified = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            reading = ds.ParquetReadOptions(coerce_int96_timestamp_unit=INT96_UNIT)
-            parquet = ds.ParquetFileFormat(reading, default_fragment_scan_options=verified)
-            place = stored.file.inner, stored.file.filesystem
-            whole = parquet.make_fragment(*place, partition_expression=known_keys)
-            possible = ds.FileSystemDataset([whole], schema, parquet, place[1])
-            if not list(possible.get_fragments(condition.expression)):
-                return {}  # by its keys, without a look into the file
-            if not any(map(_has_weak_statistics, condition.kinds)):
-                counts, index = dict[int, int](), 0
-                with (
-                    stored.errors_at(index, condition.names),
-                    contextlib.suppress(pa.ArrowNotImplementedError),  # then the rows decide
-                ):
-                    for part in whole.split_by_row_group(condition.expression, schema):
-                        index = part.row_groups[0].id
-                        options = {"filter": condition.expression, "use_threads": False}
-                        rows = part.scanner(schema=schema, **options).count_rows()
-                        # Where keys decide, Arrow counts the rows of the whole file.
-                        counts[index] = min(rows, stored.row_counts[index])
-                    stored.refuse_changed(index)
-                    return counts
-        counted = enumerate(stored.row_counts)
-        groups = [RowGroup(file, index, rows) for index, rows in counted if rows]
-        return {group.index: int(self._passing(group).sum()) for group in groups}
-
-    def _passing(self, group: RowGroup) -> np.ndarray:
-        """Return which stored rows of a row group pass, bool [rows]; reads the filter's columns."""
-        condition = self._filter
-        assert condition is not None
-        with contextlib.closing(self._stored_rows(group, condition.names, STEP_ROWS)) as tables:
-            return np.concatenate([condition.passes(table) for table in tables])
-
-    def _wanted(self, group: RowGroup, start: int, stop: int) -> tuple[RowFilter | None, Any]:
-        """Return (filter, numbers of rows [start, stop) among those that pass it, rising).
-
-        The filter is None for a row group of which all rows pass.
-        """
-        place = group.file, group.index
-        passing = self._choices[0][1][place][1] if self._choices else group.num_rows
-        stored_rows = self._stored[group.file].row_counts[group.index]
-        wanted: Any = range(passing)
-        for choose, rows_of in self._choices:
-            chosen = choose(*rows_of[place])
-            both = isinstance(wanted, range) and isinstance(chosen, range)
-            wanted = wanted[chosen.start : chosen.stop] if both else np.asarray(wanted)[chosen]
-        return None if passing == stored_rows else self._filter, wanted[start:stop]
+        stored, schema = self._stored[file], self.arrow_schema
+        counts = {index: rows for index, rows in enumerate(stored.row_counts) if rows}
+        known = pc.scalar(True)
+        for name, value in self._keys[file].items():
+            field = pc.field(name)
+            known &= field == value if value.is_valid else field.is_null()
+        parquet = ds.ParquetFileFormat(
+            ds.ParquetReadOptions(coerce_int96_timestamp_unit=INT96_UNIT),
+            default_fragment_scan_options=ds.ParquetFragmentScanOptions(
+                page_checksum_verification=True
+            ),
+        )
+        place = stored.path, stored.file.filesystem
+        fragment = parquet.make_fragment(*place, partition_expression=known)
+        possible = ds.FileSystemDataset([fragment], schema, parquet, place[1])
+        if not list(possible.get_fragments(condition.expression)):
+            return {}, set()  # by its keys, without a look into the file
+        if any(map(_has_weak_statistics, condition.kinds)):
+            return counts, set()
+        whole, index = set(), 0
+        options = {"schema": schema, "filter": condition.expression, "use_threads": False}
+        may_pass = {}
+        with stored.errors_at(index, condition.names):
+            try:
+                for part in fragment.split_by_row_group(condition.expression, schema):
+                    index = part.row_groups[0].id
+                    if index not in counts:
+                        continue
+                    may_pass[index] = counts[index]
+                    # Where keys decide, Arrow counts the rows of the whole file.
+                    if part.scanner(**options).count_rows() >= counts[index]:
+                        whole.add(index)
+            except pa.ArrowNotImplementedError:  # the rows decide
+                return counts, set()
+            stored.refuse_changed(index)
+        return may_pass, whole
 
 
-@dataclasses.dataclass(frozen=True)
-class _FirstRows:
-    """Chooses the first rows of a source."""
-
-    count: int
-
-    @property
-    def identity(self) -> str:
-        """What tells this choice from others."""
-        return f"the first {self.count} rows"
-
-    def __call__(self, first: int, rows: int) -> range:
-        """Return the chosen ones of `rows` rows from number `first` on."""
-        return range(max(0, min(rows, self.count - first)))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    """Chooses the rows that one of two functions chooses."""
-
-    both: tuple[Any, Any]
-
-    @property
-    def identity(self) -> str:
-        """What tells this choice from others."""
-        return " + ".join(sorted(" + ".join(n.identity for n in self.both).split(" + ")))
-
-    def __call__(self, first: int, rows: int) -> Any:
-        """Return the chosen ones of `rows` rows from number `first` on."""
-        chosen = (numbers(first, rows) for numbers in self.both)
-        one, other = sorted(chosen, key=lambda numbers: numbers[0] if len(numbers) else rows)
-        if not len(other):
-            return one
-        if isinstance(one, range) and isinstance(other, range) and one.stop == other.start:
-            return range(one.start, other.stop)
-        return np.union1d(one, other)
+def _chosen(group: RowGroup, mask: np.ndarray) -> list[RowGroup]:
+    """Return a row group with the rows of a mask over its stored rows; none if there are none."""
+    rows = int(mask.sum())
+    chosen = None if rows == len(mask) else np.packbits(mask).tobytes()
+    return [RowGroup(group.file, group.index, rows, chosen)] if rows else []
 
 
 def _hash(metadata: Any) -> str:
@@ -652,81 +593,79 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
-    """Return {name: value} of the keys in each file's path.
+    """Return {name: value} of the keys in each file's path, of all names; null where it has none.
 
     Raises:
-        ParquetError: if the files differ in their keys, or a key is also a column in the files.
+        ParquetError: if a key is also a column in a file.
     """
-    names = list(stored[0].keys)
-    for rows in stored:
-        twice = [name for name in names if name in rows.schema.names]
-        if twice or rows.keys.keys() != stored[0].keys.keys():
-            keyed = rows if rows.keys else stored[0]
-            folder = keyed.path.partition(f"/{next(iter(keyed.keys))}=")[0]
-            if twice:
-                words = f"{twice} are keys in its path and also columns in the file"
-            else:
-                words = f"its path has the keys {list(rows.keys)}, that of {stored[0].path} {names}"
-            raise ParquetError(
-                f"{rows.path}: {words}. Name the files by a pattern, which has no keys: "
-                f"'{folder}/**/*.parquet'. Or rename the folders."
-            )
-    number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
-    values = {}
+    names = dict.fromkeys(itertools.chain.from_iterable(rows.keys for rows in stored))
+    values: list[dict[str, pa.Scalar]] = [{} for _ in stored]
     for name in names:
-        texts = [rows.keys[name] for rows in stored]
-        numbers = all(number.fullmatch(text) for text in texts if text is not None)
-        values[name] = pa.array(texts, pa.string()).cast(pa.int64() if numbers else pa.string())
-    return [{name: values[name][k] for name in names} for k in range(len(stored))]
+        for rows in stored:
+            if name in rows.schema.names:
+                raise ParquetError(
+                    f"{rows.path}: {name!r} is a column in the file and a key in the path of a "
+                    "file. Name the files by a pattern, which has no keys: 'folder/**/*.parquet'. "
+                    "Or rename the folders."
+                )
+        column = pa.array([rows.keys.get(name) for rows in stored], pa.string())
+        with contextlib.suppress(pa.ArrowInvalid):
+            numbers = column.cast(pa.int64())
+            if numbers.cast(pa.string()).equals(column):  # so that 07 does not become 7
+                column = numbers
+        for keys, value in zip(values, column, strict=True):
+            keys[name] = value
+    return values
 
 
-def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, str]]:
-    """Return (the columns that all files share, {name: why another column cannot be used}).
+def _shared_schema(stored: Sequence[StoredRows]) -> pa.Schema:
+    """Return the columns of all files; a column that a file lacks is null there.
 
     Integers of several widths become the widest, as do floating-point numbers, and times the
-    finest unit. A column that is null in a file takes the type of the others. A warning names
-    columns which cannot be used.
+    finest unit. Integers in one file and floating-point numbers in another are a warning.
+
+    Raises:
+        ParquetError: if a file has a column twice, or two files contradict each other.
     """
-    first = stored[0]
-    left_out: dict[str, str] = {}
-    kinds = {field.name: field.type for field in first.schema}
-    mixed: dict[str, str] = {}  # {name: what to say of integers in one file and not in another}
-    for rows in {id(rows.schema): rows for rows in reversed(stored)}.values():
-        names, have = rows.schema.names, {field.name: field.type for field in rows.schema}
-        for name in (name for name, count in collections.Counter(names).items() if count > 1):
-            left_out.setdefault(name, f"is in {rows.path} more than once")
-        for name in sorted(kinds.keys() ^ have.keys()):
-            here, there = (first.path, rows.path) if name in kinds else (rows.path, first.path)
-            remedy = "write it to all files, as null where it is not known"
-            left_out.setdefault(name, f"is in {here}, but not in {there}: {remedy}")
-        for name in kinds.keys() & have.keys():
-            common = _common(kinds[name], have[name])
+    kinds: dict[str, pa.DataType] = {}
+    first: dict[str, str] = {}  # {column: the first file that has it}
+    integers: dict[str, str] = {}  # {column: a file where it has integers}
+    distinct: dict[int, StoredRows] = {}
+    for rows in stored:
+        distinct.setdefault(id(rows.schema), rows)
+    for rows in distinct.values():
+        names = rows.schema.names
+        if len({*names}) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ParquetError(f"{rows.path}: column names must be unique, got twice: {twice}")
+        for field in rows.schema:
+            name, kind = field.name, _plain(field.type)
+            if pa.types.is_integer(kind):
+                integers[name] = rows.path
+            before = kinds.setdefault(name, kind)
+            common = _common(before, kind)
             if common is None:
-                here, there = (type_words(column_type(k)) for k in (have[name], kinds[name]))
-                if here == there:  # of other zones
-                    here, there = str(have[name]), str(kinds[name])
-                words = f"is {here} in {rows.path}, but {there} in {first.path}"
-                left_out.setdefault(name, f"{words}; write both with one type")
-            elif pa.types.is_floating(common) and any(
-                pa.types.is_integer(kind) for kind in (have[name], kinds[name])
-            ):
-                words = f"is {have[name]} in {rows.path}, but {kinds[name]} in {first.path}"
-                mixed.setdefault(name, f"column {name!r} {words}: it is read as {common}")
-            kinds[name] = common or kinds[name]
-    schema = pa.schema([(n, _plain(kind)) for n, kind in kinds.items() if n not in left_out])
-    doubts = [f"column {name!r} {reason}: it cannot be used" for name, reason in left_out.items()]
-    doubts += mixed.values()
-    if doubts:
-        more = f", and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
-        warnings.warn("; ".join(doubts[:MOST_NAMED]) + more, stacklevel=3)
-    return schema, left_out
+                raise ParquetError(
+                    f"column {name!r} is {kind} in {rows.path}, but {before} in "
+                    f"{first[name]}: write both with one type"
+                )
+            kinds[name] = common
+            first.setdefault(name, rows.path)
+    for name, path in integers.items():
+        if pa.types.is_floating(kinds[name]):
+            warnings.warn(
+                f"column {name!r} has integers in {path}, but not in all files: it is read as "
+                f"{kinds[name]}",
+                stacklevel=3,
+            )
+    return pa.schema(list(kinds.items()))
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return a type that holds the values of both; None if they contradict each other."""
     if column_type(one) == column_type(other) and not pa.types.is_timestamp(one):
         return one
-    parts = [pa.schema([("c", _plain(kind))]) for kind in (one, other)]
+    parts = [pa.schema([("c", kind)]) for kind in (one, other)]
     try:
         return pa.unify_schemas(parts, promote_options="permissive").field("c").type
     except pa.ArrowException:

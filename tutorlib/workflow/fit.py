@@ -36,9 +36,8 @@ def fit_graph(graph: Any, source: ParquetSource, *, client: Any, threads: int | 
     threads = threads_without(client, threads)
     types = source.column_types
     if missing := [name for name in graph.input_names if name not in types]:
-        why = source.why_missing(missing)
         raise ValueError(
-            f"columns {listed(missing)} are not in the data, which has {listed(types)}{why}"
+            f"columns {listed(missing)} are not in the data, which has {listed(types)}"
         )
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
     _reset(graph)
