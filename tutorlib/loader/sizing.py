@@ -14,8 +14,8 @@ nothing of it depends on the machine, so the order of the rows is the same every
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,48 +38,27 @@ OFFSET_BYTES = 8  # of a list
 POSITION_BYTES = 8  # of a value of a list while it is gathered
 
 
-@dataclasses.dataclass(frozen=True)
-class RowBytes:
-    """Bytes of one row in the places where the loader holds it.
+class RowBytes(NamedTuple):
+    """Bytes of one row in the places where the loader holds it; `fixed` counts once."""
 
-    Args:
-        batch: bytes in a batch.
-        decoded: bytes while it is gathered, in addition to its batch.
-        opened: bytes of a row group that is open between two of its slices.
-        fixed: bytes that do not depend on the rows of a chunk.
-    """
-
-    batch: float
-    decoded: float
-    opened: float = 0
-    fixed: float = 0
+    batch: float  # in a batch
+    decoded: float  # while it is gathered, in addition to its batch
+    opened: float = 0  # of a row group that is open between two of its slices
+    fixed: float = 0  # footers
 
 
-@dataclasses.dataclass(frozen=True)
-class ChunkSize:
-    """Rows of partitions and chunks, and what they take.
-
-    Args:
-        partition_rows: rows of a partition.
-        parts_per_chunk: partitions of a chunk.
-        peak_bytes: bytes that a pass holds at most, as planned.
-        row_bytes: bytes of a row in a batch.
-    """
+class ChunkSize(NamedTuple):
+    """Rows of a partition, partitions of a chunk, and bytes as planned."""
 
     partition_rows: int
     parts_per_chunk: int
-    peak_bytes: int
-    row_bytes: float
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes of the batches of all chunks that exist."""
-        return int(CHUNKS * self.partition_rows * self.parts_per_chunk * self.row_bytes)
+    peak_bytes: int  # that a pass holds at most
+    batch_bytes: int  # of the batches of all chunks that exist
 
 
 def chunk_size(
     row_counts: Sequence[int],
-    row_bytes: RowBytes,
+    row: RowBytes,
     *,
     batch_size: int,
     shuffle: bool = True,
@@ -89,12 +68,9 @@ def chunk_size(
 ) -> ChunkSize:
     """Return the sizes that are asked for, as far as the budget allows.
 
-    Shuffle quality depends on sampling many row groups. So row groups are read in slices if a chunk
-    cannot hold `WHOLE_PARTS` whole ones.
-
     Args:
         row_counts: rows of each row group.
-        row_bytes: bytes of a row.
+        row: bytes of a row.
         batch_size: rows per batch.
         shuffle: whether the parts of a chunk come from distant parts of the data.
         buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
@@ -108,60 +84,59 @@ def chunk_size(
 
     Example:
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
-        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=154800, row_bytes=160)
+        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=154800, batch_bytes=144000)
     """
     total, largest = sum(row_counts), max(row_counts)
-    cost = CHUNKS * (row_bytes.batch + row_bytes.decoded)
-    lanes = parts_per_chunk or (CHUNK_PARTS if buffer_rows is None else 1)
-    if buffer_rows is None:
-        most = max(1, int(CHUNK_BYTES / row_bytes.batch))
-        rows = max(CHUNK_ROWS, 4 * batch_size)
-        wanted = min(rows if shuffle else max(SCAN_ROWS, batch_size, min(largest, rows)), most)
-    else:
-        wanted = buffer_rows * lanes
+    cost = CHUNKS * (row.batch + row.decoded)
+    most_parts = parts_per_chunk or (CHUNK_PARTS if buffer_rows is None else 1)
 
-    def divided() -> tuple[int, int]:
-        """Return (rows of a partition, partitions) of a chunk of `wanted` rows."""
+    def divided(rows: int) -> tuple[int, int]:
+        """Return (rows of a partition, partitions) of a chunk."""
         if not shuffle and buffer_rows is None:
-            parts = 2 if 2 * largest <= wanted else 1
-            return wanted // parts, parts
-        parts = min(lanes, wanted)
-        if buffer_rows is not None:
-            return wanted // parts, parts
-        if parts_per_chunk is not None:
-            most = min(max(largest, PART_ROWS), wanted // CHUNK_PARTS)
-            return max(1, min(wanted // parts, most)), parts
-        if WHOLE_PARTS * largest > wanted and largest > 1:
-            return wanted // parts, parts
-        rows = min(max(largest, PART_ROWS), max(largest, wanted // CHUNK_PARTS))
-        rows -= rows % largest  # a partition has whole row groups
-        return rows, max(1, wanted // rows)
+            parts = max(1, min(2, rows // largest))
+        elif parts_per_chunk or buffer_rows or WHOLE_PARTS * largest > rows:
+            parts = min(most_parts, rows)  # slices of row groups that are larger
+        else:  # whole row groups
+            partition = max(largest, min(PART_ROWS, rows // CHUNK_PARTS))
+            partition -= partition % largest
+            return partition, rows // partition
+        return rows // parts, parts
 
+    # 1. The rows of a chunk that are asked for.
+    if buffer_rows is not None:
+        wanted = buffer_rows * most_parts
+    else:
+        wanted = max(CHUNK_ROWS, 4 * batch_size)
+        if not shuffle:
+            wanted = max(SCAN_ROWS, batch_size, min(largest, wanted))
+        wanted = min(wanted, max(1, int(CHUNK_BYTES / row.batch)))
+    # 2. Those that fit the budget, beside row groups that stay open between two slices.
     opened_bytes = 0.0
     if budget_bytes is not None:
-        room, least = budget_bytes - row_bytes.fixed, min(batch_size, total)
+        room, least = budget_bytes - row.fixed, min(batch_size, total)
         fitting = int(room / cost)
         wanted = max(1, min(wanted, fitting))
-        if divided()[0] < largest:
+        if divided(wanted)[0] < largest:
+            open_groups = min(most_parts, len(row_counts)) if shuffle else 1
             free = min(OPEN_FRACTION * room, room - least * cost)
-            most_open = min(lanes, len(row_counts)) if shuffle else 1
-            if most_open * row_bytes.opened > free:
-                lanes = most_open = max(1, int(free / max(1, row_bytes.opened)))
-            opened_bytes = most_open * row_bytes.opened
+            if open_groups * row.opened > free:
+                most_parts = open_groups = max(1, int(free / max(1, row.opened)))
+            opened_bytes = open_groups * row.opened
             fitting = int((room - opened_bytes) / cost)
             wanted = max(1, min(wanted, fitting))
         if fitting < least:
-            enough = least * cost + row_bytes.opened + row_bytes.fixed
+            enough = least * cost + row.opened + row.fixed
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold {CHUNKS} chunks of one batch of "
                 f"{batch_size:,} rows, {cost / CHUNKS:,.0f} bytes each in a batch and while they "
-                f"are gathered, an open row group of {row_bytes.opened:,.0f} bytes and footers of "
-                f"{row_bytes.fixed:,.0f} bytes. Give at least {int(enough) + 1:,} bytes, a smaller "
+                f"are gathered, an open row group of {row.opened:,.0f} bytes and footers of "
+                f"{row.fixed:,.0f} bytes. Give at least {int(enough) + 1:,} bytes, a smaller "
                 "batch_size, or row groups of another size (ParquetSink(row_group_rows=...))"
             )
-    rows, parts = divided()
-    held = min(total, rows * parts) * cost + opened_bytes + row_bytes.fixed
-    return ChunkSize(rows, parts, int(held), row_bytes.batch)
+    # 3. Partitions.
+    rows, parts = divided(wanted)
+    peak = min(total, rows * parts) * cost + opened_bytes + row.fixed
+    return ChunkSize(rows, parts, int(peak), int(CHUNKS * rows * parts * row.batch))
 
 
 def size_of_chunks(

@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -513,7 +513,7 @@ class ParquetSource:
         counts = dict(enumerate(stored.row_counts))
         whole: set[int] = set()
         if isinstance(stored, ParquetRows):
-            counts, whole = self._by_statistics(condition, file)
+            counts, whole = self._by_statistics(condition, stored, self._keys[file])
         groups = []
         for index, rows in counts.items():
             group = RowGroup(file, index, rows)
@@ -525,14 +525,16 @@ class ParquetSource:
                 groups += _chosen(group, np.concatenate([condition.passes(step) for step in steps]))
         return groups
 
-    def _by_statistics(self, condition: RowFilter, file: int) -> tuple[dict[int, int], set[int]]:
+    def _by_statistics(
+        self, condition: RowFilter, stored: ParquetRows, keys: Mapping[str, pa.Scalar]
+    ) -> tuple[dict[int, int], set[int]]:
         """Return ({row group where rows may pass: its rows}, those of which all rows pass)."""
         import pyarrow.dataset as ds
 
-        stored, schema = self._stored[file], self.arrow_schema
+        schema = self.arrow_schema
         counts = {index: rows for index, rows in enumerate(stored.row_counts) if rows}
         known = pc.scalar(True)
-        for name, value in self._keys[file].items():
+        for name, value in keys.items():
             field = pc.field(name)
             known &= field == value if value.is_valid else field.is_null()
         parquet = ds.ParquetFileFormat(
