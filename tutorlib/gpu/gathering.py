@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.arrays import one_array
 from tutorlib.gpu.decoding import decode, refused
 from tutorlib.loader.layout import Lists
 from tutorlib.loader.pipeline import Submit
@@ -98,4 +99,4 @@ def _name_fault(reader: Any, chunk: ChunkPlan) -> None:
         for row_range in chunk.row_ranges:
             rows = source.table(row_range.row_group, [column.name])
             with source.errors_at(row_range):
-                check(column, rows[column.name])
+                check(column, [one_array(rows[column.name])])

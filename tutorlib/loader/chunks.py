@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.arrays import Array, gather_rows
+from tutorlib.arrays import Array, gather_rows, one_array
 from tutorlib.loader.layout import Field, Layout, Lists
 from tutorlib.loader.pipeline import Stopwatch, Submit
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
@@ -31,7 +31,7 @@ from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
-TASK_COLUMNS = 8  # at least, that one task decodes and gathers
+TASK_COLUMNS = 8  # that one task decodes and gathers, fewer where threads would have no task
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
@@ -108,25 +108,28 @@ class Gatherer:
             order: which row comes at each place, int64 [rows]; None for the order of the pieces.
         """
         with self._stopwatch.timing("gather"):
-            cells = [self._checked(self._layout.cells, column, pieces) for column in field.columns]
-            matrix = cells[0]
-            if len(cells) > 1:
-                matrix = self.empty((len(matrix), field.width), field.dtype)
-                _interleave(cells, matrix)
-            self.gather_rows(field, matrix.reshape(len(matrix), -1), parts, order)
+            columns = [self._checked(self._layout.cells, c, pieces) for c in field.columns]
+            total = sum(row_range.num_rows for row_range, _ in pieces)
+            matrix = self.empty((total, field.width), field.dtype)
+            first = 0
+            for cells in zip(*columns, strict=True):  # the columns of a piece
+                last = first + len(cells[0])
+                _interleave(cells, matrix[first:last])
+                first = last
+            self.gather_rows(field, matrix, parts, order)
 
     def _checked(self, check: Callable[..., Any], column: Column, pieces: Pieces) -> Any:
-        """Return what `check` makes of a column's rows; its error names the row range."""
-        chunks = [chunk for _, table in pieces for chunk in table[column.name].chunks]
-        if len({chunk.type for chunk in chunks}) == 1:
+        """Return what `check` makes of the pieces of a column; an error names the row range."""
+        arrays = [one_array(table[column.name]) for _, table in pieces]
+        kinds = {str(array.type) for array in arrays}
+        if len(kinds) == 1:
             with contextlib.suppress(ValueError):
-                return check(column, pa.chunked_array(chunks))
-        for row_range, table in pieces:
+                return check(column, arrays)
+        for (row_range, _), array in zip(pieces, arrays, strict=True):
             with self._source.errors_at(row_range):
-                check(column, table[column.name], first_row=row_range.start)
+                check(column, [array], first_row=row_range.start)
         raise ParquetError(
-            f"column {column.name!r}: map() must give one type in all tables, not "
-            f"{sorted({str(chunk.type) for chunk in chunks})}"
+            f"column {column.name!r}: map() must give one type in all tables, not {sorted(kinds)}"
         )
 
     def gather_rows(
@@ -139,7 +142,7 @@ class Gatherer:
             if order is None:
                 shape = batches, rows, field.width
                 unordered = matrix[segment.start : segment.stop].reshape(shape)
-                if stride == rows and is_aligned(unordered) and unordered.flags.writeable:
+                if stride == rows and is_aligned(unordered):
                     part.scalars[field.name] = unordered
                     continue
             out = self.empty((batches, stride, field.width), field.dtype)
@@ -265,6 +268,7 @@ class ChunkReader:
             chunk, as a budget needs; the next one then takes new pages.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a table of the columns read, returns one of as many rows; None for none.
+        threads: number of reader threads.
         made_by: what errors call `transform`.
         on_gpu: whether chunks are decoded and gathered by a GPU.
     """
@@ -276,6 +280,7 @@ class ChunkReader:
     gives_back: bool
     stopwatch: Stopwatch
     transform: Transform | None
+    threads: int
     made_by: str = ""
     on_gpu: bool = False
 
@@ -332,7 +337,8 @@ class ChunkReader:
         for field in self.layout.fields:
             if field.width > 1:
                 yield [field]
-        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
+        size = min(TASK_COLUMNS, -(-len(columns) // self.threads))  # each thread has a task
+        size = max(size, len(columns) // CHUNK_TASKS, 1)
         for first in range(0, len(columns), size):
             yield columns[first : first + size]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -131,33 +132,38 @@ class Layout:
         targets = {*self.labels, *self.weights}
         self.input_names = [name for name in names if name not in targets]
 
-    def cells(self, column: Column, array: Any, *, first_row: int = 0) -> np.ndarray:
-        """Return the checked values of a column of numbers or vectors in the dtype of a batch.
+    def cells(
+        self, column: Column, pieces: Sequence[pa.Array], *, first_row: int = 0
+    ) -> list[np.ndarray]:
+        """Return the values of a column of numbers or vectors, if a batch takes each of them.
 
         Args:
             column: column of the schema.
-            array: its values: `pyarrow.Array` or `pyarrow.ChunkedArray`.
-            first_row: number of its first row, for messages.
+            pieces: its values, in one type.
+            first_row: number of the first row, for messages.
 
         Returns:
-            Array [rows]; [rows, k] for vectors of k > 1 numbers.
+            Of each piece an array [rows], or [rows, k] of vectors, without nulls and NaN; a cast to
+            the dtype of a batch keeps its values.
 
         Raises:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
                 message names the column, the rule, the value and the row.
         """
         if column.length is None:
-            return self._numbers(column, array, first_row)
-        values = _vector_values(column, one_array(array), column.length, first_row)
-        cells = self._numbers(column, values, first_row, column.length)
-        return cells if column.length == 1 else cells.reshape(-1, column.length)
+            return self._numbers(column, pieces, first_row)
+        values = [_vector_values(column, piece, column.length, first_row) for piece in pieces]
+        numbers = self._numbers(column, values, first_row, column.length)
+        return [array.reshape(-1, column.length) for array in numbers]
 
-    def list_cells(self, column: Column, array: Any, *, first_row: int = 0) -> Lists:
-        """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
+    def list_cells(
+        self, column: Column, pieces: Sequence[pa.Array], *, first_row: int = 0
+    ) -> Lists:
+        """Return the lists of a multi-hot column, with values in the dtype of a batch.
 
         Arguments are those of `cells`; it also refuses lists that are too long.
         """
-        array = one_array(array)
+        array = one_array(pa.chunked_array(pieces))
         if not is_list(array.type):
             raise ValueError(
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
@@ -181,57 +187,61 @@ class Layout:
                     f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
                     "in the data (pyarrow.compute.list_slice), or allow longer ones."
                 )
-        return Lists(self._numbers(column, values, first_row, offsets), offsets)
+        (numbers,) = self._numbers(column, [values], first_row, offsets)
+        return Lists(numbers.astype(self.dtypes[column.name], copy=False), offsets)
 
     def _numbers(
-        self, column: Column, array: Any, first_row: int, offsets: Any = None
-    ) -> np.ndarray:
-        """Return the checked values of an Arrow array in the dtype of a batch.
+        self, column: Column, pieces: Sequence[pa.Array], first_row: int, offsets: Any = None
+    ) -> list[np.ndarray]:
+        """Return the values of each piece, if a batch takes each of them.
 
         `offsets` says where a row's values are, if it has several: int64 [n + 1] of lists, or the
         length of vectors.
         """
-        dtype = self.dtypes[column.name]
-        if pa.types.is_null(array.type):
-            array = array.cast(pa.float32())
-        if array.null_count:
+        dtype, kind = self.dtypes[column.name], pieces[0].type
+        if pa.types.is_null(kind):
+            kind = pa.float32()
+            pieces = [piece.cast(kind) for piece in pieces]
+        if any(piece.null_count for piece in pieces):
             if column.name not in self._filled:
-                first = first_row + _row(valid_rows(one_array(array)).argmin(), offsets)
-                raise ValueError(self._missing(column, array, first))
-            array = pc.fill_null(array, pa.scalar(0).cast(array.type))
-        kind, types = array.type, pa.types
-        is_float = types.is_floating(kind)
-        is_number = is_float or types.is_integer(kind) or types.is_boolean(kind)
+                rows = valid_rows(one_array(pa.chunked_array(pieces)))
+                row = first_row + _row(rows.argmin(), offsets)
+                raise ValueError(self._missing(column, kind, row))
+            pieces = [pc.fill_null(piece, pa.scalar(0).cast(kind)) for piece in pieces]
+        is_float = pa.types.is_floating(kind)
+        is_number = is_float or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
         if not is_number or (is_float and dtype.kind == "i"):
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
             )
-        target = pa.from_numpy_dtype(dtype)
-        numbers = array if kind == target else array.cast(target, safe=False)
-        values = one_array(numbers).to_numpy(zero_copy_only=False)
-        if not len(values):
-            return values
-        # Integers are looked at before the cast, which cuts them; a NaN is within no bounds.
         low, high = self.bounds(column)
-        if is_float:
-            least, most = values.min(), values.max()
+        values = [piece.to_numpy(zero_copy_only=False) for piece in pieces]
+        if is_float:  # NumPy's smallest number is NaN if there is one: it is within no bounds
+            within = True
+            for array in values:
+                within &= not len(array) or bool(low <= array.min() and array.max() <= high)
         else:
-            least, most = pc.min_max(array).as_py().values()
-        if not (low <= least and most <= high):
-            stored = one_array(array).to_numpy(zero_copy_only=False)
-            missing = np.isnan(stored)
-            if missing.any():
-                if column.name not in self._filled:
-                    first = first_row + _row(missing.argmax(), offsets)
-                    raise ValueError(self._missing(column, array, first))
-                stored = np.where(missing, stored.dtype.type(0), stored)
-            outside = ~((stored >= low) & (stored <= high))
-            if outside.any():
-                index = int(outside.argmax())
-                row = first_row + _row(index, offsets)
-                raise ValueError(_refusal(column, dtype, stored[index], row, low))
-            values = stored.astype(dtype, copy=False)
-        return values
+            least, most = pc.min_max(pa.chunked_array(pieces)).as_py().values()
+            within = least is None or low <= least <= most <= high
+        return values if within else self._refused_or_filled(column, values, first_row, offsets)
+
+    def _refused_or_filled(
+        self, column: Column, pieces: Sequence[np.ndarray], first_row: int, offsets: Any
+    ) -> list[np.ndarray]:
+        """Return values outside the bounds with 0 for NaN; ValueError if that does not help."""
+        low, high = self.bounds(column)
+        values, dtype = np.concatenate(pieces), self.dtypes[column.name]
+        missing = np.isnan(values)
+        if missing.any() and column.name not in self._filled:
+            row = first_row + _row(missing.argmax(), offsets)
+            raise ValueError(self._missing(column, pa.from_numpy_dtype(values.dtype), row))
+        values[missing] = 0
+        outside = ~((values >= low) & (values <= high))
+        if outside.any():
+            index = int(outside.argmax())
+            row = first_row + _row(index, offsets)
+            raise ValueError(_refusal(column, dtype, values[index], row, low))
+        return np.split(values, np.cumsum([len(piece) for piece in pieces])[:-1])
 
     def bounds(self, column: Column) -> tuple[float, float]:
         """Return the smallest and the largest value of a column that a batch takes."""
@@ -244,11 +254,11 @@ class Layout:
         least = PAD + 1 if column.multi_hot and self.multi_hot.form == "padded" else 0
         return least, most if column.cardinality is None else min(column.cardinality - 1, most)
 
-    def _missing(self, column: Column, array: Any, row: int) -> str:
+    def _missing(self, column: Column, kind: pa.DataType, row: int) -> str:
         """Return what is wrong with a null or NaN, and what to do."""
         if column.role in ("label", "weight"):
             field = f"pc.field({column.name!r})"
-            is_float = pa.types.is_floating(array.type)
+            is_float = pa.types.is_floating(kind)
             known = f"~{field}.is_nan()" if is_float else f"{field}.is_valid()"
             advice = (
                 f"a {column.role} must have a value: fill it, or drop the row with filters={known} "

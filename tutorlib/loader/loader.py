@@ -413,6 +413,7 @@ class KerasSequenceLoader(LoaderAdapter):
         settings, source, plan = self._settings, self.source, self.plan
         self._warn_once()
         on_gpu = self.device == "gpu"
+        threads = settings.reader_threads(on_device=on_gpu, remote=not source.is_local)
         self._pool.limit_bytes = self._size.batch_bytes
         reader = ChunkReader(
             source,
@@ -422,6 +423,7 @@ class KerasSequenceLoader(LoaderAdapter):
             settings.memory_budget is not None,
             self._stopwatch,
             self._transform,
+            threads,
             self._made_by,
             on_gpu=on_gpu,
         )
@@ -430,7 +432,7 @@ class KerasSequenceLoader(LoaderAdapter):
         pipeline = Pipeline(
             len(chunks),
             lambda submit, k: reader.begin(submit, plan, chunks[k], first_batch),
-            threads=settings.reader_threads(on_device=on_gpu, remote=not source.is_local),
+            threads=threads,
             stopwatch=self._stopwatch,
             at_end=reader.close,
             owner=owner,
