@@ -85,7 +85,7 @@ def test_columns_are_found_by_role_and_name():
         (("a", "categorical", 8), "dtype must be a string, got 8"),
         ((7, "categorical"), "column 7: name must be a string, got 7"),
         (("a", "label", "int64", False, 3), "only a categorical column has a cardinality"),
-        (("a", "continuous", "float32", False, None, 3), "column has a cardinality or an embedding_dim"),
+        (("a", "continuous", "float32", False, None, 3), "has a cardinality or an embedding_dim"),
         (("a", "continuous", "float32", False, None, None, 0), r"length must be in \[1, 2\*\*31\)"),
         (("a", "continuous", "float32", True, None, None, 3), "length is for continuous"),
         (("a", "weight", "float32", False, None, None, 3), "length is for continuous"),
@@ -182,9 +182,9 @@ def test_options_of_feature_columns_that_a_schema_cannot_hold_are_refused_by_nam
     refused = {
         "C1_indicator": column.indicator_column(ids),
         "C1_embedding with .'combiner': 'sum'": column.embedding_column(ids, 4, "sum"),
-        "C1_embedding with .'trainable': False": column.embedding_column(ids, 4, trainable=False),
-        "C1_embedding with .'max_norm': 1.0": column.embedding_column(ids, 4, max_norm=1.0),
-        "I1 with .'normalizer_fn'": column.numeric_column("I1", normalizer_fn=abs),
+        "C1_embedding with .*'trainable': False": column.embedding_column(ids, 4, trainable=False),
+        "C1_embedding with .*'max_norm': 1.0": column.embedding_column(ids, 4, max_norm=1.0),
+        "I1 with .*'normalizer_fn': <built-in": column.numeric_column("I1", normalizer_fn=abs),
     }
     for words, item in refused.items():
         with pytest.raises(ValueError, match=f"not supported: .*{words}"):

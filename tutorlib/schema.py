@@ -548,18 +548,14 @@ class Schema:
         for item in feature_columns:
             is_embedding = type(item).__name__ == "EmbeddingColumn"
             ids = item.categorical_column if is_embedding else item
-            options = {}
-            for option, default in FEATURE_COLUMN_OPTIONS.items():
-                if getattr(item, option, default) != default:
-                    options[option] = getattr(item, option)
-            if options:
+            options = {o: getattr(item, o, value) for o, value in FEATURE_COLUMN_OPTIONS.items()}
+            if options != FEATURE_COLUMN_OPTIONS:
                 refused.append(f"{item.name} with {options}")
             elif type(ids).__name__ in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
                 size = int(ids.num_buckets)
                 width = item.dimension if is_embedding else None
-                columns.append(
-                    Column(ids.key, "categorical", cardinality=size, embedding_dim=width)
-                )
+                column = Column(ids.key, "categorical", cardinality=size, embedding_dim=width)
+                columns.append(column)
             elif type(item).__name__ == "NumericColumn" and len(item.shape) == 1:
                 length = item.shape[0] if item.shape[0] > 1 else None
                 columns.append(Column(item.key, "continuous", "float32", length=length))
@@ -569,8 +565,7 @@ class Schema:
             raise ValueError(
                 f"these feature columns are not supported: {refused}. Use numeric_column of shape "
                 "(n,), or embedding_column over an identity or hash-bucket column. The combiner is "
-                "an argument of DenseFeatures, a one-hot vector is Keras's CategoryEncoding of the "
-                "input, and a frozen table is layer.trainable = False; move transformations of "
-                "numbers into a Workflow."
+                "an argument of DenseFeatures, a one-hot vector is Keras's CategoryEncoding; "
+                "transform numbers in a Workflow."
             )
         return cls(columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -34,11 +35,14 @@ def folder_schema(paths: Iterable[str | os.PathLike[str]], filesystem: Any = Non
     """
     texts: set[str | None] = set()
     for path in paths:
-        path = os.fspath(path)
-        is_file = path.partition("?")[0].endswith(PARQUET_ENDINGS)
-        texts.add(None if is_file else read_text(path, SCHEMA_FILE, filesystem))
+        folder = os.fspath(path)
+        is_file = folder.partition("?")[0].endswith(PARQUET_ENDINGS)
+        texts.add(None if is_file else read_text(folder, SCHEMA_FILE, filesystem))
     text = texts.pop() if len(texts) == 1 else None
-    return None if text is None else Schema.from_json(text, f"{path}/{SCHEMA_FILE}")
+    if text is None:
+        return None
+    folder = re.sub("//[^/]*@", "//", folder)  # a URL without its secrets
+    return Schema.from_json(text, f"{folder}/{SCHEMA_FILE}")
 
 
 def schema_of_arguments(
