@@ -39,9 +39,7 @@ class TypeRow(NamedTuple):
 
 _DATE = "take numbers out of it in the data, as by pyarrow.compute.day_of_week"
 _SPAN = "cast it to int64 (time32 to int32) in the data"
-_TEXT = "cast it to string in the data if it holds text"
-_BYTES = f"{_TEXT}, else store text, as [v and v.hex() for v in column.to_pylist()]"
-_UUID = "store text in the data, as [v and str(v) for v in column.to_pylist()]"
+_BYTES = "cast it to string in the data if it holds text, else store v.hex() of each value v"
 _PARTS = "store its parts as columns of numbers or strings"
 _ID, _NUMBER = "categorical", "continuous"
 # fmt: off
@@ -58,9 +56,8 @@ TYPES = (
     TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _SPAN),
     TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
     TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
-    TypeRow(r"fixed_size_binary\[.*\]", "other", _ID, r"\g<0>", _BYTES),
-    TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", _UUID),
-    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _TEXT),
+    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _BYTES),
+    TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", "store str(v) of each value v"),
     TypeRow("null", "other", _ID, "null", "all its values are null: leave it out"),
     TypeRow(".*", "other", _ID, r"\g<0>", _PARTS),
 )
@@ -336,18 +333,14 @@ class Column:
     def with_type(self, kind: str, is_list: bool) -> Column:
         """Return the column with the type that data has, as in `ParquetSource.column_types`."""
         element = element_type(kind)
-        one_value = element.length is None and not is_list
-        if one_value and self.length is None:
-            return dataclasses.replace(self, dtype=element.dtype, multi_hot=False)
-        if self.role not in VECTOR_ROLES or (self.multi_hot and self.role == "continuous"):
-            return dataclasses.replace(self, dtype=element.dtype, multi_hot=True)
         length = self.length if is_list else element.length
+        if self.role not in VECTOR_ROLES or (self.multi_hot and self.role == "continuous"):
+            length = None  # vectors come as lists
         if self.length not in (None, length):
-            got = "one value a row" if one_value else f"vectors of {length} values"
+            got = type_words((kind, is_list))
             raise ValueError(f"column {self.name!r}: length={self.length}, but the data has {got}")
-        return dataclasses.replace(
-            self, dtype=element.dtype, multi_hot=length is None, length=length
-        )
+        multi_hot = length is None and (is_list or element.length is not None)
+        return dataclasses.replace(self, dtype=element.dtype, multi_hot=multi_hot, length=length)
 
     @property
     def width(self) -> int:
@@ -383,8 +376,7 @@ def batch_dtype(column: Column) -> np.dtype:
     if not is_number(column.dtype):
         raise ValueError(
             f"column {column.name!r}: values of type {column.dtype} cannot be in a batch; "
-            f"{remedy_for(column.dtype)}, or leave it out by naming the columns (cat_names, "
-            "cont_names)"
+            f"{remedy_for(column.dtype)}, or leave it out: name the columns (cat_names, cont_names)"
         )
     dtype = np.dtype(column.dtype)
     if column.role == "categorical" and dtype.kind == "f":

@@ -132,15 +132,13 @@ class LoaderAdapter(TensorAdapter):
         if caller.method == "predict" and (self.shuffle or process_count() > 1):
             raise ValueError(
                 "predict with a loader that shuffles (shuffle=True, the default), or on several "
-                "processes, would not give the predictions of all rows in the order of the files. "
-                "loader.predict(model) gives them, as a table with the columns id_names=[...]; "
-                "model.predict needs shuffle=False and one process."
+                "processes, does not give all rows in order: use loader.predict(model), whose table "
+                "has the columns id_names=[...], or shuffle=False in one process"
             )
         if caller.method != "predict" and not self.labelled and caller.model.loss is not None:
             raise ValueError(
-                f"{caller.method} with a loader that has no labels. Name them, "
-                "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
-                "(LabelEncoder, or label_names of the Workflow)."
+                f"{caller.method} with a loader that has no labels. Name them (label_names=[...]), "
+                "or map a Workflow that makes them (LabelEncoder, or its label_names)"
             )
         refuse_other_inputs(caller.model, self.layout.input_names)
         self.check_for_fit()
