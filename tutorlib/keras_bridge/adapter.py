@@ -132,8 +132,8 @@ class LoaderAdapter(TensorAdapter):
         if caller.method == "predict" and (self.shuffle or process_count() > 1):
             raise ValueError(
                 "predict with a loader that shuffles (shuffle=True, the default), or on several "
-                "processes, does not give all rows in order: use loader.predict(model), whose table "
-                "has the columns id_names=[...], or shuffle=False in one process"
+                "processes, does not give all rows in order: use loader.predict(model), whose "
+                "table has the columns id_names=[...], or shuffle=False in one process"
             )
         if caller.method != "predict" and not self.labelled and caller.model.loss is not None:
             raise ValueError(
