@@ -21,7 +21,7 @@ import numpy as np
 
 from tutorlib.checks import check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, caller_of
-from tutorlib.keras_bridge.ranks import process_index
+from tutorlib.keras_bridge.backend import process_index
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.output import local_path
 

@@ -6,7 +6,6 @@ kind of value it is, which role a column of it has by default, and what to do if
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from tutorlib.checks import check_choice, check_integer, shortened
 
@@ -39,9 +39,7 @@ class TypeRow(NamedTuple):
 
 _DATE = "take numbers out of it in the data, as by pyarrow.compute.day_of_week"
 _SPAN = "cast it to int64 (time32 to int32) in the data"
-_TEXT = "cast it to string in the data if it holds text"
-_BYTES = f"{_TEXT}, else store text, as [v and v.hex() for v in column.to_pylist()]"
-_UUID = "store text in the data, as [v and str(v) for v in column.to_pylist()]"
+_BYTES = "cast it to string in the data if it holds text, else store v.hex() of each value v"
 _PARTS = "store its parts as columns of numbers or strings"
 _ID, _NUMBER = "categorical", "continuous"
 # fmt: off
@@ -58,13 +56,19 @@ TYPES = (
     TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _SPAN),
     TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
     TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
-    TypeRow(r"fixed_size_binary\[.*\]", "other", _ID, r"\g<0>", _BYTES),
-    TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", _UUID),
-    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _TEXT),
+    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _BYTES),
+    TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", "store str(v) of each value v"),
     TypeRow("null", "other", _ID, "null", "all its values are null: leave it out"),
     TypeRow(".*", "other", _ID, r"\g<0>", _PARTS),
 )
 # fmt: on
+# What a time is, by a regular expression of the beginning of its Arrow type's name.
+TIME_KINDS = {
+    r"timestamp\[.*tz=": "a timestamp with a time zone",
+    r"timestamp\[|date": "a date or timestamp without a time zone",
+    r"time": "a time of day",
+    r"duration": "a duration",
+}
 
 
 def listed(names: Iterable[str]) -> str:
@@ -85,12 +89,13 @@ def type_row(name: str) -> TypeRow:
         >>> type_row("timestamp[us, tz=UTC]").dtype, type_row("double").role
         ('datetime64[us]', 'continuous')
     """
-    matches = ((row, re.fullmatch(row.names, name, re.DOTALL)) for row in TYPES)
-    row, match = next((row, match) for row, match in matches if match)
-    return row._replace(dtype=match.expand(row.dtype))
+    for row in TYPES:
+        if match := re.fullmatch(row.names, name, re.DOTALL):
+            return row._replace(dtype=match.expand(row.dtype))
+    raise KeyError(name)  # never: the last row takes every name
 
 
-def column_type(arrow_type: Any) -> tuple[str, bool]:
+def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     """Return (NumPy name of one value or "string", whether a row holds a list) of an Arrow type.
 
     Fixed-size lists and tensors of numbers are vectors, of which NumPy has names too.
@@ -102,31 +107,29 @@ def column_type(arrow_type: Any) -> tuple[str, bool]:
         >>> column_type(pa.list_(pa.float32(), 8))
         ('(8,)float32', False)
     """
-    import pyarrow as pa
-
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         arrow_type = arrow_type.storage_type
     if pa.types.is_dictionary(arrow_type):
         return column_type(arrow_type.value_type)
     if not is_list(arrow_type):
         return type_row(str(arrow_type)).dtype, False
-    dtype, _ = column_type(arrow_type.value_type)
-    if is_list(arrow_type.value_type):
+    if is_list(arrow_type.value_type):  # lists of lists
         return str(arrow_type), False
+    dtype = column_type(arrow_type.value_type)[0]
     length = getattr(arrow_type, "list_size", None)
     return (vector_type(dtype, length), False) if length and is_number(dtype) else (dtype, True)
 
 
-def is_list(arrow_type: Any) -> bool:
+def is_list(arrow_type: pa.DataType) -> bool:
     """Return whether each value of an Arrow type is a list, of any of Arrow's three kinds."""
     return str(arrow_type).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def type_words(kind: tuple[str, bool]) -> str:
     """Return what error messages call a column type: "int64" or "a list of int64"."""
-    dtype, length = element_type(kind[0])
-    if length is not None:
-        return f"a vector of {length} {dtype}"
+    element = element_type(kind[0])
+    if element.length is not None:
+        return f"a vector of {element.length} {element.dtype}"
     return f"a list of {kind[0]}" if kind[1] else kind[0]
 
 
@@ -135,15 +138,24 @@ def vector_type(dtype: str, length: int) -> str:
     return f"({length},){dtype}"
 
 
-def element_type(kind: str) -> tuple[str, int | None]:
+class Element(NamedTuple):
+    """Type of one value, and the number of values of a vector or None."""
+
+    dtype: str
+    length: int | None
+
+
+def element_type(kind: str) -> Element:
     """Return (type of one value, number of values of a vector or None) of a type's name.
 
     Example:
-        >>> element_type("(8,)float32"), element_type("string")
-        (('float32', 8), ('string', None))
+        >>> element_type("(8,)float32")
+        Element(dtype='float32', length=8)
+        >>> element_type("string").length is None
+        True
     """
     vector = re.fullmatch(r"\((\d{1,9}),\)(\w+)", kind)
-    return (vector[2], int(vector[1])) if vector else (kind, None)
+    return Element(vector[2], int(vector[1])) if vector else Element(kind, None)
 
 
 def is_number(dtype: str) -> bool:
@@ -156,7 +168,7 @@ def is_time(dtype: str) -> bool:
     return type_row(dtype).kind == "time"
 
 
-def time_kind(arrow_type: Any) -> str | None:
+def time_kind(arrow_type: pa.DataType) -> str | None:
     """Return what a time of an Arrow type is, which its NumPy name does not tell; else None.
 
     Example:
@@ -164,26 +176,22 @@ def time_kind(arrow_type: Any) -> str | None:
         >>> time_kind(pa.timestamp("us", "UTC")), time_kind(pa.date32()), time_kind(pa.int8())
         ('a timestamp with a time zone', 'a date or timestamp without a time zone', None)
     """
-    kinds = {
-        "tz=": "a timestamp with a time zone",
-        "timestamp[": "a date or timestamp without a time zone",
-        "date": "a date or timestamp without a time zone",
-        "time": "a time of day",
-        "duration[": "a duration",
-    }
-    name = str(arrow_type)
-    is_time_value = is_time(element_type(column_type(arrow_type)[0])[0])
-    return next((kinds[key] for key in kinds if key in name), None) if is_time_value else None
+    while hasattr(arrow_type, "value_type"):  # of lists and dictionaries
+        arrow_type = arrow_type.value_type
+    for kind, words in TIME_KINDS.items():
+        if re.match(kind, str(arrow_type)):
+            return words
+    return None
 
 
-def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | None:
+def type_mismatch(data: tuple[str, bool], fitted: tuple[str, bool]) -> str | None:
     """Return what to do with a column whose values cannot become those of another type, or None.
 
     Units of times and widths of numbers may differ, and integers may be given for floating point;
     lists may be given for vectors, and the other way round.
 
     Args:
-        given: type of the data, as in `ParquetSource.column_types`.
+        data: type of the data, as in `ParquetSource.column_types`.
         fitted: type that is needed.
 
     Example:
@@ -191,24 +199,27 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
         >>> type_mismatch(("string", False), ("int64", False))
         'give the column one type in all files (of CSV: types= of read_csv)'
     """
-    (one, length), (other, wanted) = element_type(given[0]), element_type(fitted[0])
-    pair = _value_kind(one), _value_kind(other)
-    several = [given[1] or length is not None, fitted[1] or wanted is not None]
-    if several[0] != several[1] or (None not in (length, wanted) and length != wanted):
+    lengths = _values_per_row(data), _values_per_row(fitted)
+    if lengths[0] != lengths[1] and (0 in lengths or None not in lengths):
         return "give as many values in a row"
-    if pair[0] == pair[1] or pair == ("int", "float"):
+    kinds = _value_kind(data[0]), _value_kind(fitted[0])
+    if kinds[0] == kinds[1] or kinds == ("int", "float"):
         return None
-    if pair[0] == "null":
+    if kinds[0] == "null":
         return "cast it to its own type, as it has no value"
-    if pair == ("float", "string"):
-        return "cast it to string, if pandas made it of a column without a value"
-    if pair == ("float", "int"):
+    if kinds == ("float", "int"):
         return "cast it to integers (in pandas, those with missing values are of dtype 'Int64')"
     return "give the column one type in all files (of CSV: types= of read_csv)"
 
 
-def _value_kind(dtype: str) -> str:
+def _values_per_row(kind: tuple[str, bool]) -> int | None:
+    """Return 0 for one value, the length of vectors, None for lists, which have any."""
+    return None if kind[1] else element_type(kind[0]).length or 0
+
+
+def _value_kind(kind: str) -> str:
     """Return "int", "float", "bool", "string", "datetime" or "timedelta"; else the name itself."""
+    dtype = element_type(kind).dtype
     row = type_row(dtype)
     return dtype if row.kind == "other" else re.sub(r"^u|[\d\[].*", "", row.dtype)
 
@@ -220,7 +231,7 @@ def role_of(dtype: str) -> str:
         >>> role_of("float32"), role_of("(8,)float32"), role_of("int64"), role_of("string")
         ('continuous', 'continuous', 'categorical', 'categorical')
     """
-    return type_row(element_type(dtype)[0]).role
+    return type_row(element_type(dtype).dtype).role
 
 
 def remedy_for(dtype: str, is_list: bool = False) -> str | None:
@@ -234,15 +245,15 @@ def remedy_for(dtype: str, is_list: bool = False) -> str | None:
         >>> remedy_for("int64"), remedy_for("decimal128(10, 2)")
         (None, 'cast it to float64 in the data')
     """
-    dtype, length = element_type(dtype)
-    if length is not None:
+    element = element_type(dtype)
+    if element.length is not None:
         return None
-    if is_list and type_row(dtype).role == "continuous":
+    if is_list and type_row(element.dtype).role == "continuous":
         return (
             "if all have one length k, give a schema with Column(name, 'continuous', length=k); "
-            "else name them in cont_names as weights of the ids of another list"
+            "else name them in cont_names"
         )
-    return type_row(dtype).remedy
+    return type_row(element.dtype).remedy
 
 
 def embedding_dim_for(cardinality: int) -> int:
@@ -297,38 +308,39 @@ class Column:
     length: int | None = None
 
     def __post_init__(self) -> None:
+        where = f"column {self.name!r:.60}"
         for field in ("name", "dtype"):
             if not isinstance(getattr(self, field), str):
                 got = reprlib.repr(getattr(self, field))
-                raise ValueError(f"column {self.name!r:.60}: {field} must be a string, got {got}")
-        check_choice(f"column {self.name!r}: role", self.role, ROLES)
-        check_choice(f"column {self.name!r}: multi_hot", self.multi_hot, (True, False))
+                raise ValueError(f"{where}: {field} must be a string, got {got}")
+        check_choice(f"{where}: role", self.role, ROLES)
+        check_choice(f"{where}: multi_hot", self.multi_hot, (True, False))
         for field, bits in (("cardinality", 63), ("embedding_dim", 31), ("length", 31)):
             value = getattr(self, field)
             if value is not None:
-                number = check_integer(f"column {self.name!r}: {field}", value, 1, bits)
+                number = check_integer(f"{where}: {field}", value, 1, bits)
                 object.__setattr__(self, field, number)
         if self.role != "categorical" and (self.cardinality or self.embedding_dim):
-            field = "a cardinality" if self.cardinality else "an embedding_dim"
-            raise ValueError(f"column {self.name!r}: only a categorical column has {field}")
+            raise ValueError(
+                f"{where}: only a categorical column has a cardinality or an embedding_dim"
+            )
         if self.length is not None and (self.multi_hot or self.role not in VECTOR_ROLES):
             raise ValueError(
-                f"column {self.name!r}: length is for continuous columns and labels that are not "
-                "multi-hot: the number of values of each row"
+                f"{where}: length is for continuous columns and labels that are not multi-hot: the "
+                "number of values of each row"
             )
 
     def with_type(self, kind: str, is_list: bool) -> Column:
         """Return the column with the type that data has, as in `ParquetSource.column_types`."""
-        dtype, length = element_type(kind)
-        if length is None and not is_list and self.length is None:
-            return dataclasses.replace(self, dtype=dtype, multi_hot=False)
+        element = element_type(kind)
+        length = self.length if is_list else element.length
         if self.role not in VECTOR_ROLES or (self.multi_hot and self.role == "continuous"):
-            return dataclasses.replace(self, dtype=dtype, multi_hot=True)
-        known = self.length if is_list else length
-        if self.length not in (None, known):
-            got = f"vectors of {length} values" if length else "one value a row"
+            length = None  # vectors come as lists
+        if self.length not in (None, length):
+            got = type_words((kind, is_list))
             raise ValueError(f"column {self.name!r}: length={self.length}, but the data has {got}")
-        return dataclasses.replace(self, dtype=dtype, multi_hot=known is None, length=known)
+        multi_hot = length is None and (is_list or element.length is not None)
+        return dataclasses.replace(self, dtype=element.dtype, multi_hot=multi_hot, length=length)
 
     @property
     def width(self) -> int:
@@ -356,39 +368,30 @@ def batch_dtype(column: Column) -> np.dtype:
             and for types that no batch can hold (decimals, binary, ...).
     """
     if column.dtype == "string":
-        op, or_id = "Categorify or HashBucket", ", or name it in id_names"
-        if column.role == "label":
-            op, or_id = "LabelEncoder", ""
+        op = "LabelEncoder" if column.role == "label" else "Categorify or HashBucket"
         raise ValueError(
             f"column {column.name!r} holds strings; turn them into ids with a Workflow ({op}) and "
-            f"loader.map(workflow){or_id}"
+            "loader.map(workflow), or name it in id_names"
         )
     if not is_number(column.dtype):
         raise ValueError(
             f"column {column.name!r}: values of type {column.dtype} cannot be in a batch; "
-            f"{remedy_for(column.dtype)}, or leave it out by naming the columns (cat_names, "
-            "cont_names)"
+            f"{remedy_for(column.dtype)}, or leave it out: name the columns (cat_names, cont_names)"
         )
     dtype = np.dtype(column.dtype)
-    if column.role in ("continuous", "weight"):
-        return np.dtype(np.float32)
-    if dtype.kind == "f":
-        if column.role == "label":
-            return np.dtype(np.float32)
+    if column.role == "categorical" and dtype.kind == "f":
         raise ValueError(f"column {column.name!r} is categorical but {dtype}; ids are integers")
-    small = column.cardinality is not None and column.cardinality <= 2**31
-    narrow = dtype.kind == "b" or dtype.itemsize < 4 or dtype == np.int32
-    return np.dtype(np.int32 if small or narrow else np.int64)
+    if column.role in ("continuous", "weight") or dtype.kind == "f":
+        return np.dtype(np.float32)
+    fits = np.can_cast(dtype, np.int32) or (column.cardinality or 2**63) <= 2**31
+    return np.dtype(np.int32 if fits else np.int64)
 
 
 # Options of `tf.feature_column` objects that no column of a Schema can hold, and their defaults.
 FEATURE_COLUMN_OPTIONS = {
-    "combiner": "mean",
-    "max_norm": None,
-    "trainable": True,
-    "ckpt_to_load_from": None,
+    "combiner": "mean", "max_norm": None, "trainable": True, "ckpt_to_load_from": None,
     "normalizer_fn": None,
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,19 +413,20 @@ class Schema:
     """
 
     columns: tuple[Column, ...]
-    left_out: str = dataclasses.field(compare=False, repr=False)
+    left_out: str = dataclasses.field(compare=False)
 
     def __init__(self, columns: Iterable[Column], left_out: str = "") -> None:
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "left_out", left_out)
-        counts = collections.Counter(self.names)
-        twice = sorted(name for name, count in counts.items() if count > 1)
-        if twice:
+        if len(self._by_name) < len(self):
+            twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise ValueError(f"column names must be unique, these appear twice: {twice}")
 
     def __repr__(self) -> str:
-        by_role = ((role, self.with_role(role).names) for role in ROLES)
-        parts = [f"{len(names)} {role}: {shortened(names)}" for role, names in by_role if names]
+        parts = []
+        for role in ROLES:
+            if names := self.with_role(role).names:
+                parts.append(f"{len(names)} {role}: {shortened(names)}")
         return f"Schema({'; '.join(parts)})"
 
     def __iter__(self) -> Iterator[Column]:
@@ -497,71 +501,63 @@ class Schema:
         return json.dumps([dataclasses.asdict(column) for column in self], indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Schema:
-        """Return the schema from the text of `to_json`; ValueError for any other text."""
+    def from_json(cls, text: str | bytes, place: str = "text") -> Schema:
+        """Return the schema from the text of `to_json`.
+
+        Args:
+            text: JSON, in UTF-8 if it is bytes.
+            place: where the text is from, for the error.
+
+        Raises:
+            ValueError: for any other text.
+        """
         try:
-            columns = json.loads(text)
-            if not isinstance(columns, list):
-                raise TypeError(f"it is a {type(columns).__name__}")
-            return cls(Column(**fields) for fields in columns)
-        except (TypeError, RecursionError) as error:
+            return cls(Column(**fields) for fields in json.loads(text))
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"not a JSON list of columns, as to_json writes it ({error})"
+                f"{place}: not a JSON list of columns, as to_json writes it ({error}). Write the "
+                "schema again."
             ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
         """Return the schema from a JSON file; ValueError if the file holds no schema."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}. Write the schema again.") from error
+        return cls.from_json(Path(path).read_bytes(), str(path))
 
     @classmethod
     def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
         """Return a schema from `tf.feature_column` objects, without importing TensorFlow.
 
         Supported are `numeric_column` of shape (n,), and `categorical_column_with_identity` or
-        `_with_hash_bucket`, alone or in an `embedding_column` or a `weighted_categorical_column`,
-        whose weights become a column too. `num_buckets` is the cardinality; ids must be hashed
-        before they reach the model. An initializer is left to the layers.
+        `_with_hash_bucket`, alone or in an `embedding_column`. `num_buckets` is the cardinality;
+        ids must be hashed before they reach the model. An initializer is left to the layers.
 
         Raises:
             ValueError: if columns, or options of them, are not supported; it names all of them.
         """
-        columns, refused = [], []
+        columns = []
+        refused = []
         for item in feature_columns:
-            inner, weights = item, []
-            if type(item).__name__ == "EmbeddingColumn":
-                inner = item.categorical_column
-            if type(inner).__name__ == "WeightedCategoricalColumn":
-                key = inner.weight_feature_key
-                name = key if isinstance(key, str) else key.key
-                weights = [Column(name, "continuous", "float32", multi_hot=True)]
-                inner = inner.categorical_column
-            kind, shape = type(inner).__name__, tuple(getattr(inner, "shape", ()))
-            changed = {
-                option: getattr(item, option)
-                for option, plain in FEATURE_COLUMN_OPTIONS.items()
-                if getattr(item, option, plain) != plain
-            }
-            if changed:
-                refused.append(f"{item.name} with {changed}")
-            elif kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
-                size, width = int(inner.num_buckets), getattr(item, "dimension", None)
-                column = Column(inner.key, "categorical", cardinality=size, embedding_dim=width)
-                columns += [column, *weights]
-            elif kind == "NumericColumn" and len(shape) == 1:
-                length = shape[0] if shape[0] > 1 else None
-                columns.append(Column(inner.key, "continuous", "float32", length=length))
+            is_embedding = type(item).__name__ == "EmbeddingColumn"
+            ids = item.categorical_column if is_embedding else item
+            options = {o: getattr(item, o, value) for o, value in FEATURE_COLUMN_OPTIONS.items()}
+            if options != FEATURE_COLUMN_OPTIONS:
+                refused.append(f"{item.name} with {options}")
+            elif type(ids).__name__ in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
+                size = int(ids.num_buckets)
+                width = item.dimension if is_embedding else None
+                column = Column(ids.key, "categorical", cardinality=size, embedding_dim=width)
+                columns.append(column)
+            elif type(item).__name__ == "NumericColumn" and len(item.shape) == 1:
+                length = item.shape[0] if item.shape[0] > 1 else None
+                columns.append(Column(item.key, "continuous", "float32", length=length))
             else:
                 refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
         if refused:
             raise ValueError(
                 f"these feature columns are not supported: {refused}. Use numeric_column of shape "
-                "(n,), or embedding_column over an identity or hash-bucket column, weighted or "
-                "not. The combiner is an argument of DenseFeatures, a one-hot vector is Keras's "
-                "CategoryEncoding of the input, and a frozen table is layer.trainable = False; "
-                "move transformations of numbers into a Workflow."
+                "(n,), or embedding_column over an identity or hash-bucket column. The combiner is "
+                "an argument of DenseFeatures, a one-hot vector is Keras's CategoryEncoding; "
+                "transform numbers in a Workflow."
             )
         return cls(columns)

@@ -39,12 +39,10 @@ DATES = refused(
 )
 SPANS_OF_TIME = refused("cast it to int64 (time32 to int32) in the data", "Categorify")
 COMPOUND = refused("store its parts as columns of numbers or strings")
-BINARY = refused("cast it to string in the data if it holds text")
-BYTES = refused(
-    "cast it to string in the data if it holds text, else store text, "
-    "as [v and v.hex() for v in column.to_pylist()]"
+BINARY = refused(
+    "cast it to string in the data if it holds text, else store v.hex() of each value v"
 )
-UUIDS = refused("store text in the data, as [v and str(v) for v in column.to_pylist()]")
+UUIDS = refused("store str(v) of each value v")
 DECIMAL = refused("cast it to float64 in the data")
 VIEW = refused("cast it to a list in the data")
 
@@ -73,7 +71,7 @@ TYPES = {
     "binary_view": (pa.array([b"a", b"b", b"a"], pa.binary_view()), BINARY),
     "fixed_size_binary": (
         pa.array([uuid.UUID(int=k).bytes for k in (1, 2, 1)], pa.binary(16)),
-        BYTES,
+        BINARY,
     ),
     "uuid": (pa.array([uuid.UUID(int=k) for k in (1, 2, 1)], pa.uuid()), UUIDS),
     "date32": (pa.array(DAYS), DATES),

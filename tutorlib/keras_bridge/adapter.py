@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from tutorlib.keras_bridge.ranks import process_count
+from tutorlib.keras_bridge.backend import Batch, process_count
 
 # ---- batches on their way into Keras -------------------------------------------------------------
 
 
-class Pass(Iterator[Any]):
+class Pass(Iterator[Batch]):
     """The batches of an epoch, as Keras may take them in Python.
 
     On TensorFlow, Keras zips a range and this iterator for each call of its train function. If the
@@ -29,37 +30,37 @@ class Pass(Iterator[Any]):
     StopIteration, Keras ends the epoch. So `iter()` already takes the next batch.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
-        self._held: list[Any] = []  # the batch that `iter()` took
+        self._held: list[Batch] = []  # the batch that `iter()` took
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         if not self._held:
             self._held.append(next(self._batches))
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         return self._held.pop() if self._held else next(self._batches)
 
 
-class _Epochs(Iterable[Any]):
+class _Epochs(Iterable[Batch]):
     """What Keras iterates over: each `iter()` is a new pass."""
 
-    def __init__(self, new_pass: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, new_pass: Callable[[], Iterator[Batch]]) -> None:
         self._new_pass = new_pass
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return Pass(self._new_pass())
 
 
 class TensorAdapter(DataAdapter):
     """A data adapter whose batches are tensors of Keras's backend already."""
 
-    def new_pass(self) -> Iterator[Any]:
+    def new_pass(self) -> Iterator[Batch]:
         """Yield the batches of an epoch, which begins with the first: Keras may ask for none."""
         raise NotImplementedError
 
-    def get_tf_dataset(self) -> Iterable[Any]:
+    def get_tf_dataset(self) -> Iterable[Batch]:
         """Return the batches: an iterable of which each `iter()` is one epoch."""
         return _Epochs(self.new_pass)
 
@@ -88,27 +89,27 @@ class LoaderAdapter(TensorAdapter):
 
     batches_taken = 0
 
-    def new_pass(self: Any) -> Iterator[Any]:
+    def new_pass(self: Any) -> Iterator[Batch]:
         """Yield the batches of the current epoch, or of what is left of it after a resume.
 
         Keras warns at the end of such a shorter epoch that its input ran out of data. Batches that
         it draws only to build a model do not move the loader: they come again.
         """
         batches = self.preview() if _builds_model() else iter(self)
-        shown: Callable[[str], Any] = contextlib.nullcontext
+        trace: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         if keras.backend.backend() == "tensorflow":  # whose profiler then shows the wait
             import tensorflow as tf
 
-            shown = tf.profiler.experimental.Trace
+            trace = tf.profiler.experimental.Trace
         while True:
-            with shown("KerasSequenceLoader::next"):
+            with trace("KerasSequenceLoader::next"):
                 batch = next(batches, None)
             if batch is None:
                 break
             self.batches_taken += 1
             yield batch
 
-    def get_tf_dataset(self: Any) -> Iterable[Any]:
+    def get_tf_dataset(self: Any) -> Iterable[Batch]:
         """Return the batches, with their types for `tf.function` if they hold no lists."""
         if self.layout.ragged:  # another shape in each batch
             return _Epochs(self.new_pass)
@@ -128,26 +129,18 @@ class LoaderAdapter(TensorAdapter):
         caller = caller_of(self, "a loader", accepted)
         if caller is None:
             return len(self)
-        method, model = caller
-        if method == "predict" and process_count() > 1:
+        if caller.method == "predict" and (self.shuffle or process_count() > 1):
             raise ValueError(
-                "predict with a loader cannot collect the predictions of several processes; "
-                "loader.predict(model) gives those of all rows, on each process"
+                "predict with a loader that shuffles (shuffle=True, the default), or on several "
+                "processes, does not give all rows in order: use loader.predict(model), whose "
+                "table has the columns id_names=[...], or shuffle=False in one process"
             )
-        if method == "predict" and self.shuffle:
+        if caller.method != "predict" and not self.labelled and caller.model.loss is not None:
             raise ValueError(
-                "predict with a loader that shuffles (shuffle=True, the default) would give "
-                "predictions in another order than that of the files. loader.predict(model) gives "
-                "them in order, as a table with the columns id_names=[...]; model.predict needs "
-                "shuffle=False."
+                f"{caller.method} with a loader that has no labels. Name them (label_names=[...]), "
+                "or map a Workflow that makes them (LabelEncoder, or its label_names)"
             )
-        if not self.labelled and method != "predict" and model.loss is not None:
-            raise ValueError(
-                f"{method} with a loader that has no labels. Name them, "
-                "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
-                "(LabelEncoder, or label_names of the Workflow)."
-            )
-        refuse_other_inputs(model, self.layout.input_names)
+        refuse_other_inputs(caller.model, self.layout.input_names)
         self.check_for_fit()
         return len(self)
 
@@ -162,16 +155,16 @@ def _builds_model() -> bool:
 
     On JAX and PyTorch it then takes the batches of a pass, drops it, and trains with another one.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_name.endswith("_symbolic_build"):
-        frame = frame.f_back
-    return frame is not None
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if frame.f_code.co_name.endswith("_symbolic_build"):
+            return True
+    return False
 
 
 # ---- what Keras would mix up or ignore -----------------------------------------------------------
 
 
-def refuse_other_inputs(model: keras.Model, names: Sequence[str]) -> None:
+def refuse_other_inputs(model: keras.Model, names: Collection[str]) -> None:
     """Raise ValueError if a functional model's dict of inputs has other names than a batch.
 
     Keras then only warns, and fills the inputs by place, in the order of their names.
@@ -183,16 +176,13 @@ def refuse_other_inputs(model: keras.Model, names: Sequence[str]) -> None:
     Source: https://github.com/keras-team/keras/issues/23258
     """
     inputs = getattr(model, "_inputs_struct", None)
-    if not isinstance(inputs, dict) or inputs.keys() == set(names):
-        return
-    more, missing = sorted({*names} - {*inputs}), sorted({*inputs} - {*names})
-    words = [f"{more} for which the model has no input"] if more else []
-    words += [f"none for the model's inputs {missing}"] if missing else []
-    raise ValueError(
-        f"the batches have features {' and '.join(words)}: Keras would fill the inputs by place, "
-        "in the order of names. Give the loader the features that the model takes, by schema, or "
-        "cat_names and cont_names"
-    )
+    if isinstance(inputs, dict) and inputs.keys() != set(names):
+        words = [sorted(set(names) - inputs.keys()), sorted(inputs.keys() - set(names))]
+        raise ValueError(
+            f"only the batches have the features {words[0]}, only the model the inputs {words[1]}: "
+            "Keras would fill the inputs by place, in the order of names. Give the loader the "
+            "features that the model takes, by schema, or cat_names and cont_names"
+        )
 
 
 REMEDIES = {
@@ -202,13 +192,19 @@ REMEDIES = {
     "batch_size": "pass batch_size to KerasSequenceLoader",
     "shuffle": "pass shuffle to KerasSequenceLoader",
 }
-METHODS = ("fit", "evaluate", "predict")
+
+
+class Caller(NamedTuple):
+    """Who takes batches: "fit", "evaluate" or "predict", and of which model."""
+
+    method: str
+    model: keras.Model
 
 
 def caller_of(
-    adapter: DataAdapter, data: str, accepted: Mapping[str, Any]
-) -> tuple[str, keras.Model] | None:
-    """Return (method, model) that begins to take batches, or None; for `num_batches` only.
+    adapter: DataAdapter, data: str, accepted: Mapping[str, Collection[object]]
+) -> Caller | None:
+    """Return who begins to take batches, or None; for `num_batches` only.
 
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
     `batch_size` and `shuffle`. It asks for `num_batches` in the constructor of its iterator, which
@@ -224,29 +220,29 @@ def caller_of(
     Raises:
         ValueError: for an argument that has no effect, or the training data as validation data.
     """
-    iterator: Any = sys._getframe(2)
+    iterator = sys._getframe(2)
     if iterator.f_code.co_name != "__init__":  # Keras asks again later, for itself
         return None
-    frame = iterator
-    while frame is not None and not (
-        frame.f_code.co_name in METHODS and isinstance(frame.f_locals.get("self"), keras.Model)
-    ):
-        frame = frame.f_back
-    if frame is None:
+    for frame, _ in traceback.walk_stack(iterator):
+        method = frame.f_code.co_name
+        arguments = frame.f_locals
+        is_method = method in ("fit", "evaluate", "predict")
+        if is_method and isinstance(arguments.get("self"), keras.Model):
+            break
+    else:
         return None
-    asked = frame.f_locals
-    trains = asked.get("x") is adapter  # otherwise it is the validation data of `fit`
-    if trains and asked.get("val_x") is adapter:
+    is_x = arguments.get("x") is adapter  # otherwise it is the validation data of `fit`
+    if is_x and arguments.get("val_x") is adapter:
         raise ValueError(
             f"validation_data is {data}, the same that fit trains on: validation would take every "
             "other epoch of it. Give validation_data another one, made with the same arguments."
         )
-    given = {name: iterator.f_locals.get(name) for name in REMEDIES}
-    given["batch_size"] = asked.get("batch_size" if trains else "validation_batch_size")
-    given["shuffle"] = asked.get("shuffle") if trains else None
-    for name, value in given.items():
+    values = {name: iterator.f_locals.get(name) for name in REMEDIES}
+    values["batch_size"] = arguments.get("batch_size" if is_x else "validation_batch_size")
+    values["shuffle"] = arguments.get("shuffle") if is_x else None
+    for name, value in values.items():
         if value is not None and value not in accepted.get(name, ()):
-            scalar = isinstance(value, int | str | dict)
-            shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
-            raise ValueError(f"{name}{shown} with {data} has no effect; {REMEDIES[name]}")
-    return frame.f_code.co_name, asked["self"]
+            is_short = isinstance(value, int | str | dict)
+            text = f"={value!r}" if is_short else f" (a {type(value).__name__})"
+            raise ValueError(f"{name}{text} with {data} has no effect; {REMEDIES[name]}")
+    return Caller(method, arguments["self"])

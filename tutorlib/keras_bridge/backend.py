@@ -1,4 +1,7 @@
-"""What each Keras backend does in its own way: tensors over our memory, integer widths."""
+"""What each Keras backend does in its own way: tensors over our memory, integers, processes.
+
+Only JAX tells Keras of other processes; on other backends, each process is one of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from typing import Any
 import keras
 import numpy as np
 
+Tensor = Any  # of TensorFlow, JAX or PyTorch, which have no type in common
+# (inputs, labels) or (inputs, labels, weights): tensors, dicts of them, None for no labels.
+Batch = tuple[Any, ...]
 
-def tensor_maker() -> Callable[[np.ndarray], Any]:
+
+def tensor_maker() -> Callable[[np.ndarray], Tensor]:
     """Return a function that makes a tensor of Keras's backend from a NumPy array without a copy.
 
     The array must start at a multiple of 64 bytes (`memory.aligned_empty`): otherwise TensorFlow's
@@ -26,11 +33,15 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
     return lambda array: array  # JAX takes it as it is
 
 
-def tensorflow_maker(**options: Any) -> Callable[[Any], Any]:
-    """Return a function that imports an array by DLPack; TensorFlow takes no empty ones."""
+def tensorflow_maker(**options: int) -> Callable[[Any], Tensor]:
+    """Return a function that imports an array by DLPack; TensorFlow takes no empty ones.
+
+    Args:
+        options: of `__dlpack__`, such as the stream of CUDA of an array of CuPy.
+    """
     from tensorflow.experimental import dlpack
 
-    def make(array: Any) -> Any:
+    def make(array: Any) -> Tensor:  # an array of NumPy or CuPy
         if not array.size:
             return keras.ops.convert_to_tensor(np.empty(array.shape, array.dtype))
         return dlpack.from_dlpack(array.__dlpack__(**options))
@@ -38,7 +49,9 @@ def tensorflow_maker(**options: Any) -> Callable[[Any], Any]:
     return make
 
 
-def unstacking_maker(make: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Sequence[Any]]:
+def unstacking_maker(
+    make: Callable[[np.ndarray], Tensor],
+) -> Callable[[np.ndarray], Sequence[Tensor]]:
     """Return a function that makes n tensors from a NumPy array [n, ...] without a copy.
 
     Each part `array[i]` must be contiguous and start at a multiple of 64 bytes, as for
@@ -52,7 +65,7 @@ def unstacking_maker(make: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray]
         return lambda array: list(map(make, array))
     import tensorflow as tf
 
-    def to_tensorflow(array: np.ndarray) -> Sequence[Any]:
+    def to_tensorflow(array: np.ndarray) -> Sequence[Tensor]:
         # TensorFlow's Unpack shares the memory of parts that are all aligned; it copies others.
         if len(array) == 1 or array.nbytes % (64 * len(array)) or not array.flags.c_contiguous:
             return list(map(make, array))
@@ -89,3 +102,48 @@ def refuse_tracing() -> None:
             "them in each call. Loop over the loader outside of it, or inside over "
             "loader.to_tf_dataset()"
         )
+
+
+# ---- processes that `keras.distribution` has joined ----------------------------------------------
+
+
+def process_count() -> int:
+    """Return the number of processes that are joined; 1 for a process of its own."""
+    if keras.backend.backend() != "jax":
+        return 1
+    import jax
+
+    # Asking JAX for its processes starts its devices; then no other process could join.
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def process_index() -> int:
+    """Return the number of this process, from 0."""
+    if process_count() == 1:
+        return 0
+    import jax
+
+    return jax.process_index()
+
+
+def data_share() -> tuple[int, int] | tuple[None, None]:
+    """Return (number of shares of the data, the share of this process); None for one process.
+
+    Each process has a share of its own, but those that hold one replica of a model together, under
+    `keras.distribution.ModelParallel`, need the same rows.
+    """
+    if process_count() == 1:
+        return None, None
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return process_count(), process_index()
+    shares = min(distribution.num_model_replicas, distribution.num_processes)
+    return shares, distribution.data_shard_id
+
+
+def batch_parts() -> int:
+    """Return into how many equal parts the devices of this process split its batch, at least 1."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or keras.backend.backend() != "jax":
+        return 1
+    return max(1, distribution.num_model_replicas // distribution.num_processes)

@@ -19,8 +19,13 @@ import keras
 import pyarrow as pa
 
 from tutorlib.keras_bridge.adapter import LoaderAdapter
-from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
-from tutorlib.keras_bridge.ranks import batch_parts, data_share, process_count
+from tutorlib.keras_bridge.backend import (
+    batch_parts,
+    data_share,
+    max_int_dtype,
+    min_int_dtype_on_gpu,
+    process_count,
+)
 from tutorlib.loader.batches import Batches, BatchMaker
 from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.cursor import EpochCursor, Position
