@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import threading
 import weakref
 from collections import defaultdict, deque
 from pathlib import Path
@@ -133,11 +132,11 @@ class BufferPool:
     of the C library's heap, where other threads cannot use it. Thread-safe without a lock, since
     the garbage collector may return memory at any time, also within a call of the pool.
 
-    Memory that returns is kept, or freed, with the next call.
+    Memory that returns is kept with the next call.
 
     Args:
         limit_bytes: limit of the bytes in use and kept for later requests. Requests may exceed it;
-            memory beyond it is freed when it returns.
+            what is kept beyond it is freed when new memory is needed.
 
     Example:
         >>> pool = BufferPool(limit_bytes=2**24)
@@ -153,24 +152,21 @@ class BufferPool:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._free: dict[int, deque[np.ndarray]] = {}
+        self._free: dict[int, deque[np.ndarray]] = defaultdict(deque)  # by size
         self._lent: dict[int, _Lent] = {}  # by address
         self._returned: deque[_Lent] = deque()
-        # Bytes that each thread has lent out and kept: a thread changes its own sums alone.
-        self._lent_bytes: dict[int, int] = defaultdict(int)
-        self._kept_bytes: dict[int, int] = defaultdict(int)
 
     @property
     def used_bytes(self) -> int:
         """Bytes over which arrays exist."""
         self._take_back()
-        return sum(list(self._lent_bytes.values()))
+        return sum(lent.memory.nbytes for lent in list(self._lent.values()))
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are kept for later requests."""
         self._take_back()
-        return sum(list(self._kept_bytes.values()))
+        return sum(size * len(kept) for size, kept in list(self._free.items()))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised array whose memory starts at a multiple of 64 bytes."""
@@ -184,48 +180,37 @@ class BufferPool:
         self._take_back()
         try:
             memory = self._free[size].pop()
-            self._kept_bytes[threading.get_ident()] -= size
-        except (KeyError, IndexError):
+        except IndexError:
             self._make_room(size)
             memory = _mapped(size)
         lease = _Lease(memory)
         # The callback has no bytecode, so that no Ctrl-C can be raised in it and be lost there.
-        lent = self._lent[memory.ctypes.data] = _Lent(lease, self._returned.append)
+        lent = _Lent(lease, self._returned.append)
         lent.memory = memory
-        self._lent_bytes[threading.get_ident()] += size
+        self._lent[memory.ctypes.data] = lent
         return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+
+    def _take_back(self) -> None:
+        """Keep the memory over which no array is left."""
+        with contextlib.suppress(IndexError):  # there is no more
+            while True:
+                memory = self._returned.popleft().memory
+                if self._lent.pop(memory.ctypes.data, None) is not None:  # not cleared meanwhile
+                    self._free[memory.nbytes].append(memory)
 
     def _make_room(self, nbytes: int) -> None:
         """Free kept memory until `nbytes` more fit the limit."""
-        while self.used_bytes + self.free_bytes + nbytes > self.limit_bytes:
-            kept = [buffers for buffers in list(self._free.values()) if buffers]
-            if not kept:
-                return
-            with contextlib.suppress(IndexError):  # another thread has just taken it
-                memory = kept[0].pop()
-                self._kept_bytes[threading.get_ident()] -= memory.nbytes
-
-    def _take_back(self) -> None:
-        """Keep or free the memory over which no array is left."""
-        while self._returned:
-            try:
-                memory = self._returned.popleft().memory
-            except IndexError:  # another thread has just taken it
-                return
-            if self._lent.pop(memory.ctypes.data, None) is None:
-                continue  # the pool was cleared meanwhile
-            mine = threading.get_ident()
-            self._lent_bytes[mine] -= memory.nbytes
-            held = sum(list(self._lent_bytes.values())) + sum(list(self._kept_bytes.values()))
-            if held + memory.nbytes <= self.limit_bytes:
-                self._kept_bytes[mine] += memory.nbytes
-                self._free.setdefault(memory.nbytes, deque()).append(memory)
+        more = self.used_bytes + self.free_bytes + nbytes - self.limit_bytes
+        for size, kept in list(self._free.items()):
+            with contextlib.suppress(IndexError):  # none of this size is left
+                while more > 0:
+                    kept.pop()
+                    more -= size
 
     def clear(self) -> None:
         """Free all memory that is not in use, and the rest when the last array over it is gone."""
         self._take_back()
-        self._free, self._lent = {}, {}
-        self._lent_bytes, self._kept_bytes = defaultdict(int), defaultdict(int)
+        self._free, self._lent = defaultdict(deque), {}
 
 
 class _Lease:

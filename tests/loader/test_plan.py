@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -157,28 +156,6 @@ def test_an_order_stays_the_same_from_version_to_version():
     made = {"seed": 42, "epoch": 1, "partition_rows": 4, "parts_per_chunk": 2}
     plan = EpochPlan([5, 3, 4], batch_size=5, **made)
     assert batches_of(plan, [5, 3, 4]) == [[0, 8, 9, 10, 11], [1, 2, 3, 5, 6], [4, 7]]
-
-
-def test_a_plan_makes_far_fewer_calls_than_there_are_row_groups():
-    """Two hundred thousand of them must not keep the consumer waiting for seconds."""
-    groups, calls = 20_000, 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-
-    for partition_rows in (1_000, 300, 8_000):  # row groups whole, in slices, and joined
-        sizes = {"batch_size": 4_096, "partition_rows": partition_rows, "parts_per_chunk": 64}
-        calls = 0
-        sys.setprofile(count)
-        try:
-            plan = EpochPlan([1_000] * groups, **sizes)
-            plan.chunks_from(0)
-            plan.row_groups_per_chunk()
-        finally:
-            sys.setprofile(None)
-        assert 0 < calls < groups / 8
-        assert plan.num_rows == 1_000 * groups
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

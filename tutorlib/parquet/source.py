@@ -18,7 +18,7 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +63,7 @@ class RowGroup:
     chosen: bytes | None = dataclasses.field(default=None, repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class RowRange:
+class RowRange(NamedTuple):
     """Rows [start, stop) of row group number `row_group` of a source."""
 
     row_group: int
