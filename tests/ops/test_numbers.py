@@ -125,7 +125,7 @@ def test_renamed_ids_keep_their_cardinality():
 COLUMNS = [
     (FillMissing(0.5), [None, 3], r"FillMissing cannot put 0.5 into .* int64"),
     (FillMissing(0), ["a"], "FillMissing cannot put 0 into a column of string"),
-    (FillMissing(-1), [None, True], "FillMissing cannot put -1 into .* bool.* 0 or 1"),
+    (FillMissing(-1), [None, True], "FillMissing cannot put -1 into .* bool.* from 0 to 1"),
     (
         FillMissing(0),
         np.arange(2).astype("M8[us]"),

@@ -6,30 +6,24 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tutorlib.columns import (
-    Array,
     Chunk,
+    FlatColumn,
     Strings,
     column_from_arrow,
     column_to_arrow,
     flat_values,
     missing_in,
-    parts_of,
+    valid_of,
+    values_of,
     with_nulls,
 )
 from tutorlib.hashing import blocks_of
-from tutorlib.ops.base import (
-    ColumnOp,
-    LearningOp,
-    Op,
-    State,
-    check_real,
-)
+from tutorlib.ops.base import ColumnOp, LearningOp, Op, State, check_real
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column, listed, remedy_for
 
@@ -39,15 +33,13 @@ NO_VALUE = "found no value. Put FillMissing before it."
 class _Filler(ColumnOp):
     """Columns without nulls and NaN."""
 
-    rounds_down = False  # for columns of integers or booleans
-
     @abstractmethod
-    def fill_of(self, name: str) -> Any:
-        """Return the value that fills a column."""
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float | str:
+        """Return the value that fills a column of a dtype (strings: None)."""
 
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray | Strings:
         """Return the column without nulls and NaN."""
-        values, _ = parts_of(column)
+        values = values_of(column)
         text = isinstance(values, Strings)
         fill = self.value_for(name, None if text else values.dtype)
         missing = missing_in(column)
@@ -57,16 +49,14 @@ class _Filler(ColumnOp):
             return column_from_arrow(column_to_arrow(column).fill_null(fill))
         return np.where(missing, fill, values)
 
-    def value_for(self, name: str, dtype: np.dtype | None) -> Any:
+    def value_for(self, name: str, dtype: np.dtype | None) -> np.generic | float | str:
         """Return the value that fills a column, as a scalar of its dtype (strings: None).
 
         Raises:
             TypeError: for a number in a column of strings or times, and for a string in others.
             ValueError: if the dtype cannot hold the value.
         """
-        fill = self.fill_of(name)
-        if dtype is not None and dtype.kind in "iub" and self.rounds_down:
-            fill = math.floor(fill)
+        fill = self.fill_of(name, dtype)
         rule = f"cannot put {fill!r} into a column of {'string' if dtype is None else dtype}"
         if dtype is not None and dtype.kind in "mM":
             remedy = f"{remedy_for(str(dtype))}. Categorify gives nulls an id."
@@ -74,21 +64,19 @@ class _Filler(ColumnOp):
         if (dtype is None) != isinstance(fill, str):
             remedy = "Give a number for numbers and a string for strings"
             raise TypeError(self._wrong(name, f"{rule}. {remedy}."))
-        if dtype is None:
+        if dtype is None or isinstance(fill, str):
             return fill
         low, high = limits_of(dtype)
-        if dtype.kind in "iub":
-            if fill != int(fill) or not low <= fill <= high:
-                words = "0 or 1" if dtype.kind == "b" else f"a whole number from {low} to {high}"
-                rule += f". Give {words}, or cast the column to float64 in the data"
-                raise ValueError(self._wrong(name, f"{rule}."))
-        elif not low <= fill <= high:
-            rule += f", whose numbers are within [{low}, {high}]. Give another one"
-            raise ValueError(self._wrong(name, f"{rule}, or cast the column in the data."))
+        whole = dtype.kind == "f" or fill == int(fill)
+        if not (whole and low <= fill <= high):
+            remedy = f"Give a number within [{low}, {high}]"
+            if dtype.kind != "f":
+                remedy = f"Give a whole number from {low} to {high}"
+            raise ValueError(self._wrong(name, f"{rule}. {remedy}, or cast the column."))
         return dtype.type(fill)
 
 
-def limits_of(dtype: np.dtype) -> tuple[Any, Any]:
+def limits_of(dtype: np.dtype) -> tuple[float, float]:
     """Return the smallest and the largest finite number of a dtype."""
     if dtype.kind == "b":
         return 0, 1
@@ -121,7 +109,7 @@ class FillMissing(_Filler):
             check_real("FillMissing: fill_value", fill_value)
         self.fill_value = fill_value
 
-    def fill_of(self, name: str) -> Any:
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float | str:
         """Return `fill_value`."""
         return self.fill_value
 
@@ -148,22 +136,15 @@ class FillMedian(_Filler, LearningOp):
         [1.0, 2.0, 9.0, 2.0]
     """
 
-    rounds_down = True
-
-    def fill_of(self, name: str) -> float:
-        """Return the column's median."""
-        return self._state[name]["median"].item()
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float:
+        """Return the column's median, rounded down for integers and booleans."""
+        median: float = self._state[name]["median"].item()
+        return math.floor(median) if dtype is not None and dtype.kind in "iub" else median
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its values, as the bits of float64, and their counts}."""
         state = {}
         for name, column in chunk.items():
-            values, valid = self._numbers(name, flat_values(column))
-            if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
-                keys, counts = count_keys(values, valid)
-                bits = keys.to_numpy().astype(np.float64).view(np.int64)
-                state[name] = Chunk({"bits": bits, "count": counts})
-                continue
             values = self._floats(name, flat_values(column))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
@@ -178,14 +159,14 @@ class FillMedian(_Filler, LearningOp):
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
-        values, counts = merged["bits"].view(np.float64), merged["count"]
+        values = merged["bits"].view(np.float64)
         order = np.argsort(values)
-        ends = np.cumsum(counts[order])
+        ends = np.cumsum(merged["count"][order])
         if len(ends) == 0:
             raise ValueError(self._wrong(name, NO_VALUE))
-        middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
-        low, high = values[order][np.searchsorted(ends, middle, side="right")]
-        return Chunk({"median": np.array([float(low + high) / 2])})
+        middle = [(ends[-1] - 1) // 2, ends[-1] // 2]
+        two = values[order][np.searchsorted(ends, middle, side="right")]
+        return Chunk({"median": np.array([float(two.sum()) / 2])})
 
 
 class Normalize(ColumnOp, LearningOp):
@@ -216,41 +197,40 @@ class Normalize(ColumnOp, LearningOp):
     dtype = "float32"
 
     def partial(self, chunk: Chunk) -> State:
-        """Return {column: count, mean and squared distances from it}, no row without a value."""
+        """Return {column: count, mean and squared distances from it}."""
         state = {}
         for name, column in chunk.items():
             values = self._floats(name, flat_values(column))
             missing = np.isnan(values)
             values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)
+            mean = 0.0
             if len(values):
                 first = float(values[0])  # equal values have exactly this mean and no distance
                 mean = first + float((values - first).mean())
-                state[name] = _moments(len(values), mean, float(np.square(values - mean).sum()))
-            else:
-                state[name] = _moments(0, 0.0, 0.0).slice(0, 0)
+            state[name] = _moments(len(values), mean, float(np.square(values - mean).sum()))
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return count, mean and squared distances of the values of all states."""
-        several = [_numbers_in(state) for state in states if state.num_rows]
-        if not several:
-            return states[0]
-        count, mean, squares = several[0]
-        for more, other_mean, other_squares in several[1:]:
-            total, apart = count + more, other_mean - mean
+        count, mean, squares = _numbers_in(states[0])
+        for state in states[1:]:
+            more, other_mean, other_squares = _numbers_in(state)
+            total = count + more or 1
+            apart = other_mean - mean
             squares += other_squares + apart * apart * (count * more / total)
-            count, mean = total, mean + apart * (more / total)
+            mean = mean + apart * (more / total)
+            count = count + more
         return _moments(count, mean, squares)
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return mean and standard deviation."""
-        if not merged.num_rows:
-            raise ValueError(self._wrong(name, NO_VALUE))
         count, mean, squares = _numbers_in(merged)
+        if not count:
+            raise ValueError(self._wrong(name, NO_VALUE))
         return Chunk({"mean": np.array([mean]), "std": np.array([math.sqrt(squares / count)])})
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return (x - mean) / standard deviation, computed in float64."""
         values = self._floats(name, column)
         result = np.empty(len(values), dtype=self.dtype)
@@ -267,13 +247,13 @@ class Normalize(ColumnOp, LearningOp):
         return mean, deviation or math.inf
 
 
-def _moments(count: int, mean: float, squares: float) -> Chunk:
+def _moments(count: float, mean: float, squares: float) -> Chunk:
     """Return a table of one row."""
-    parts = {"count": count, "mean": mean, "squares": squares}
-    return Chunk({name: np.array([number]) for name, number in parts.items()})
+    columns = {"count": [count], "mean": [mean], "squares": [squares]}
+    return Chunk.from_arrow(pa.table(columns))
 
 
-def _numbers_in(table: Chunk) -> list[Any]:
+def _numbers_in(table: Chunk) -> list[float]:
     """Return the numbers in a table of one row, as Python's."""
     return [column.item() for column in table.columns.values()]
 
@@ -311,19 +291,20 @@ class Clip(ColumnOp):
             raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
         self.min_value, self.max_value = min_value, max_value
 
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> FlatColumn:
         """Return the column within the limits."""
-        values, valid = self._numbers(name, column)
+        self._check_numbers(name, column)
+        values = values_of(column)
         low, high = self.limits_for(name, values.dtype)
         if low is not None:
             values = np.where(values < low, low, values)
         if high is not None:
             values = np.where(values > high, high, values)
-        return with_nulls(values, valid)
+        return with_nulls(values, valid_of(column))
 
-    def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
+    def limits_for(self, name: str, dtype: np.dtype) -> list[np.generic | None]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
-        limits: list[Any] = [self.min_value, self.max_value]
+        limits = [self.min_value, self.max_value]
         given = [limit for limit in limits if limit is not None]
         rule = f"cannot limit a column of {dtype} to {given}"
         whole = all(limit % 1 == 0 for limit in given)  # NaN for infinity
@@ -361,7 +342,7 @@ class LogOp(ColumnOp):
 
     dtype = "float32"
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return log(1 + x)."""
         values = self._floats(name, column)
         bad = values <= -1
