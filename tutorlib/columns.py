@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.arrays import list_parts, one_array, valid_rows, with_wide_offsets
-from tutorlib.schema import is_number, remedy_for, type_row, vector_type
+from tutorlib.schema import element_type, is_number, remedy_for, type_row, vector_type
 
 
 class Chunk(Mapping[str, Any]):
@@ -157,7 +157,7 @@ class Ragged(_Compound):
             that make lists of lists return an empty list for a null one.
     """
 
-    values: FlatColumn
+    values: Any
     offsets: np.ndarray
     valid: np.ndarray | None = None
 
@@ -406,6 +406,61 @@ def as_lists(column: AnyColumn) -> Any:
         return column
     length = values_of(column).shape[1]
     return Ragged(flat_values(column), np.arange(len(column) + 1, dtype=np.int64) * length)
+
+
+def converted(column: AnyColumn, kind: tuple[str, bool]) -> AnyColumn:
+    """Return a column with the type `kind`, where `type_mismatch` finds none.
+
+    Each value stays the number, time or text that it is. Integers that the type cannot hold keep
+    their own; floating-point numbers are rounded.
+
+    Raises:
+        ValueError: for a time or an integer without an equal in the type, a floating-point number
+            beyond its range, or a list whose length is not that of the vectors.
+
+    Example:
+        >>> days = np.array(["1970-01-02"], "datetime64[D]")
+        >>> converted(days, ("datetime64[s]", False)).tolist()
+        [datetime.datetime(1970, 1, 2, 0, 0)]
+    """
+    if column_type(column) == tuple(kind):
+        return column
+    name, length = element_type(kind[0])
+    if length is not None and isinstance(column, Ragged):  # an empty list is a missing vector
+        lengths = np.diff(column.offsets)
+        wrong = (lengths != length) & (lengths != 0)
+        if bool(wrong.any()):
+            raise ValueError(f"the list at row {int(wrong.argmax())} has not {length} values")
+        lists = column_to_arrow(Ragged(column.values, column.offsets, lengths == length))
+        column = column_from_arrow(lists.cast(pa.list_(lists.type.value_type, length)))
+    if kind[1]:
+        column = as_lists(column)
+    values = values_of(flat_values(column))
+    valid = valid_of(flat_values(column))
+    if isinstance(values, Strings) or values.dtype == name:
+        return column
+    dtype = np.dtype(name)
+    if values.dtype.kind in "iu" and dtype.kind in "iu":
+        known = values if valid is None else values[valid]
+        limits = np.iinfo(dtype)
+        if len(known) and (int(known.min()) < limits.min or int(known.max()) > limits.max):
+            return column
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = values.astype(dtype)
+        if values.dtype.kind == "f":
+            wrong = np.isinf(result) & ~np.isinf(values)
+        else:  # compared as integers, so that not-a-time equals itself
+            bits = f"i{values.itemsize}"
+            wrong = result.astype(values.dtype).view(bits) != values.view(bits)
+    if valid is not None:
+        wrong &= valid
+    if bool(wrong.any()):
+        place = int(wrong.argmax())
+        lists = as_lists(column)
+        is_list = isinstance(lists, Ragged)
+        row = int(np.searchsorted(lists.offsets, place, side="right")) - 1 if is_list else place
+        raise ValueError(f"{values[place]} at row {row} has no equal in it")
+    return with_flat_values(column, with_nulls(result, valid))
 
 
 # Rows of a column of any kind.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import keyword
-import re
 import reprlib
 import sys
 from abc import ABC, abstractmethod
@@ -426,20 +424,3 @@ def check_real(name: str, value: Any) -> Any:
     if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {reprlib.repr(value)}")
     return value
-
-
-SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
-SIGNATURE_RULE = (
-    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
-    "underscores alone, and is no word of Python."
-)
-
-
-def without_signature(names: Iterable[str]) -> list[str]:
-    """Return the names that TensorFlow would change or refuse in a signature.
-
-    Example:
-        >>> without_signature(["C1", "Item Name", "class"])
-        ['Item Name', 'class']
-    """
-    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

@@ -43,7 +43,6 @@ from tutorlib.ops.base import FIRST_ID, NULL_ID, UNKNOWN_ID, ColumnOp, LearningO
 from tutorlib.schema import Column
 
 _NARROW = 4  # values that a range of integers may have for each row
-GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
 Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
 
@@ -121,13 +120,18 @@ class KeyedOp(LearningOp):
     first_key: ClassVar[int] = 0
     """The row of a table that has its first key; rows before it are for values without one."""
 
+    def __init__(self, tables: State) -> None:
+        """Keep tables that need not be learned, {column, or "" for all: table}."""
+        self._known = tables
+        self.state = {}
+
     def prepare(self) -> None:
         """Make the index of each table.
 
         Raises:
             ValueError: if a table has a key twice.
         """
-        self._tables = self.tables()
+        self._tables = {**self._known, **self._state}
         self._indexes: dict[str, KeyIndex] = {}
         for name, table in self._tables.items():
             values = values_of(next(iter(table.values())))
@@ -138,25 +142,19 @@ class KeyedOp(LearningOp):
                 rule = f"cannot use the vocabulary: {error}"
                 raise ValueError(self._wrong(name, rule)) from error
 
-    def tables(self) -> State:
-        """Return the tables to find keys in, {`vocabulary_key` of a column: table}."""
-        return self.state
-
-    def vocabulary_key(self, name: str) -> str:
-        """Return the name of a column's table: its own, unless columns share one."""
-        return name
-
     def unlearned(self, names: Sequence[str]) -> list[str]:
         """Return the input columns without a table."""
-        return [name for name in names if self.vocabulary_key(name) not in self._tables]
+        return [] if "" in self._tables else [n for n in names if n not in self._tables]
 
     def table_of(self, name: str) -> Chunk:
-        """Return the table of a column."""
-        return self._tables[self.vocabulary_key(name)]
+        """Return the table of a column; ValueError before `fit`."""
+        if self.unlearned([name]):
+            raise ValueError(self._wrong(name, "has learned no value yet. Call fit first."))
+        return self._tables["" if "" in self._tables else name]
 
     def index_of(self, name: str) -> KeyIndex:
         """Return the index that finds the keys of a column."""
-        return self._indexes[self.vocabulary_key(name)]
+        return self._indexes["" if "" in self._indexes else name]
 
 
 class Categorify(ColumnOp, KeyedOp):
@@ -213,11 +211,7 @@ class Categorify(ColumnOp, KeyedOp):
             check_integer("Categorify: freq_threshold", freq_threshold, 0, bits=63)
         self.freq_threshold = freq_threshold
         self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
-        self.state = {}
-
-    def tables(self) -> State:
-        """Return the vocabularies, given and learned, as `learn` returns them."""
-        return {**self.vocabularies, **self._state}
+        super().__init__(self.vocabularies)
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its counted keys}."""
@@ -352,8 +346,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
 
     def __init__(self, classes: Sequence[Any] | None = None) -> None:
         self.classes = classes
-        self._given = None if classes is None else _given_classes(classes)
-        self.state = {}
+        super().__init__({} if classes is None else {"": _given_classes(classes)})
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its distinct values}."""
@@ -387,20 +380,6 @@ class LabelEncoder(ColumnOp, KeyedOp):
             rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
             raise ValueError(self._wrong(name, rule))
         return Chunk({"value": column_from_arrow(keys.take(pc.array_sort_indices(keys)))})
-
-    def tables(self) -> State:
-        """Return the classes given, for all columns, or those learned of each: {"value"}."""
-        return self.state if self._given is None else {GIVEN: self._given}
-
-    def vocabulary_key(self, name: str) -> str:
-        """Return the column's name, or that of the classes given."""
-        return name if self._given is None else GIVEN
-
-    def table_of(self, name: str) -> Chunk:
-        """Return the classes of a column."""
-        if self.unlearned([name]):
-            raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
-        return super().table_of(name)
 
     def classes_of(self, name: str) -> list[Any]:
         """Return the classes of a column in the order of their ids."""
@@ -514,12 +493,12 @@ class HashBucket(ColumnOp):
     lengths. A null gets `first_id`, which values have too.
 
     Args:
-        num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
+        num_buckets: buckets of each column, 1 to 2**31 - 1.
         first_id: the lowest id, at least 0; 1 keeps the id 0 for the padding of lists. The
             cardinality is `first_id + num_buckets`, at most 2**31 - 1.
 
     Raises:
-        ValueError: if `num_buckets` or `first_id` is out of range, or a column has no entry.
+        ValueError: if `num_buckets` or `first_id` is out of range.
         TypeError: for floating-point columns.
 
     Example:
@@ -530,36 +509,20 @@ class HashBucket(ColumnOp):
     Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
     """
 
-    def __init__(self, num_buckets: int | Mapping[str, int], first_id: int = 0) -> None:
+    def __init__(self, num_buckets: int, first_id: int = 0) -> None:
         self.first_id = check_integer("HashBucket: first_id", first_id, at_least=0, bits=31)
-        by_name = num_buckets if isinstance(num_buckets, Mapping) else {"": num_buckets}
-        for buckets in by_name.values():
-            check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
-            size = int(buckets) + self.first_id
-            check_integer("HashBucket: first_id + num_buckets", size, at_least=1, bits=31)
-        self.num_buckets = num_buckets
+        self.num_buckets = check_integer("HashBucket: num_buckets", num_buckets, 1, bits=31)
+        check_integer("HashBucket: first_id + num_buckets", self.cardinality(""), 1, bits=31)
 
     def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return the id of each value."""
-        ids = to_buckets(hash_values(self._keys(name, column)), self.buckets(name))
+        ids = to_buckets(hash_values(self._keys(name, column)), self.num_buckets)
         ids += self.first_id
         valid = valid_of(column)
         if valid is not None:
             ids[~valid] = self.first_id
         return ids
 
-    def buckets(self, name: str) -> int:
-        """Return the number of buckets of a column."""
-        setting = self.num_buckets
-        return int(setting[name] if isinstance(setting, Mapping) else setting)
-
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids are in [0, cardinality)."""
-        return self.first_id + self.buckets(name)
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the same names; ValueError for columns without buckets."""
-        by_name = self.num_buckets if isinstance(self.num_buckets, Mapping) else names
-        if missing := [name for name in names if name not in by_name]:
-            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
-        return list(names)
+        return self.first_id + self.num_buckets

@@ -69,10 +69,9 @@ class _Filler(ColumnOp):
         low, high = limits_of(dtype)
         whole = dtype.kind == "f" or fill == int(fill)
         if not (whole and low <= fill <= high):
-            remedy = f"Give a number within [{low}, {high}]"
-            if dtype.kind != "f":
-                remedy = f"Give a whole number from {low} to {high}"
-            raise ValueError(self._wrong(name, f"{rule}. {remedy}, or cast the column."))
+            kind = "number" if dtype.kind == "f" else "whole number"
+            remedy = f"Give a {kind} from {low} to {high}, or cast the column."
+            raise ValueError(self._wrong(name, f"{rule}. {remedy}"))
         return dtype.type(fill)
 
 
@@ -148,14 +147,14 @@ class FillMedian(_Filler, LearningOp):
             values = self._floats(name, flat_values(column))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
-            keys, counts = count_keys(values.view(np.int64))
-            state[name] = Chunk({"bits": keys.to_numpy(), "count": counts})
+            counted = count_keys(values.view(np.int64))
+            state[name] = Chunk({"bits": counted[0].to_numpy(), "count": counted[1]})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the counts of all states."""
-        bits, counts = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
-        return Chunk({"bits": bits.to_numpy(), "count": counts})
+        total = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
+        return Chunk({"bits": total[0].to_numpy(), "count": total[1]})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
@@ -208,27 +207,30 @@ class Normalize(ColumnOp, LearningOp):
             if len(values):
                 first = float(values[0])  # equal values have exactly this mean and no distance
                 mean = first + float((values - first).mean())
-            state[name] = _moments(len(values), mean, float(np.square(values - mean).sum()))
+            squares = float(np.square(values - mean).sum())
+            state[name] = _table_of({"count": len(values), "mean": mean, "squares": squares})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return count, mean and squared distances of the values of all states."""
-        count, mean, squares = _numbers_in(states[0])
+        total = _row_of(states[0])
         for state in states[1:]:
-            more, other_mean, other_squares = _numbers_in(state)
-            total = count + more or 1
-            apart = other_mean - mean
-            squares += other_squares + apart * apart * (count * more / total)
-            mean = mean + apart * (more / total)
-            count = count + more
-        return _moments(count, mean, squares)
+            more = _row_of(state)
+            count = total["count"] + more["count"] or 1  # without a value, all sums are 0
+            apart = more["mean"] - total["mean"]
+            both = total["count"] * more["count"] / count
+            total["squares"] += more["squares"] + apart * apart * both
+            total["mean"] += apart * (more["count"] / count)
+            total["count"] += more["count"]
+        return _table_of(total)
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return mean and standard deviation."""
-        count, mean, squares = _numbers_in(merged)
-        if not count:
+        total = _row_of(merged)
+        if not total["count"]:
             raise ValueError(self._wrong(name, NO_VALUE))
-        return Chunk({"mean": np.array([mean]), "std": np.array([math.sqrt(squares / count)])})
+        deviation = math.sqrt(total["squares"] / total["count"])
+        return _table_of({"mean": total["mean"], "std": deviation})
 
     def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return (x - mean) / standard deviation, computed in float64."""
@@ -243,19 +245,19 @@ class Normalize(ColumnOp, LearningOp):
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
-        mean, deviation = _numbers_in(self._state[name])
-        return mean, deviation or math.inf
+        learned = _row_of(self._state[name])
+        return learned["mean"], learned["std"] or math.inf
 
 
-def _moments(count: float, mean: float, squares: float) -> Chunk:
+def _table_of(row: Mapping[str, float]) -> Chunk:
     """Return a table of one row."""
-    columns = {"count": [count], "mean": [mean], "squares": [squares]}
-    return Chunk.from_arrow(pa.table(columns))
+    return Chunk.from_arrow(pa.Table.from_pylist([row]))
 
 
-def _numbers_in(table: Chunk) -> list[float]:
+def _row_of(table: Chunk) -> dict[str, float]:
     """Return the numbers in a table of one row, as Python's."""
-    return [column.item() for column in table.columns.values()]
+    row: dict[str, float] = table.to_arrow().to_pylist()[0]
+    return row
 
 
 class Clip(ColumnOp):

@@ -8,11 +8,11 @@ any number of threads, workers and processes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,27 +55,28 @@ def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> 
     return ranges
 
 
-def read_range(source: ParquetSource, row_range: RowRange, columns: Sequence[str]) -> Chunk:
-    """Return the named columns of a row range.
+def on_range(
+    source: ParquetSource,
+    row_range: RowRange,
+    columns: Sequence[str],
+    function: Callable[[Chunk], Result],
+) -> Result:
+    """Return what a function makes of the named columns of a row range; errors name the place.
 
     A row group of up to `RANGE_ROWS` rows is read whole and then sliced: reading a slice would keep
     the row group's file open.
     """
-    rows = source.row_groups[row_range.row_group].num_rows
+    position = row_range.row_group
+    rows = source.row_groups[position].num_rows
     if row_range.num_rows < rows <= RANGE_ROWS:
-        whole = source.read(row_range.row_group, columns, 0, rows)
-        return whole.slice(row_range.start, row_range.stop)
-    return source.read(row_range.row_group, columns, row_range.start, row_range.stop)
-
-
-@contextlib.contextmanager
-def locate_errors(source: ParquetSource, row_range: RowRange) -> Iterator[None]:
-    """Add the location of a row range to each TypeError and ValueError raised in the block."""
+        chunk = source.read(position, columns, 0, rows).slice(row_range.start, row_range.stop)
+    else:
+        chunk = source.read(position, columns, row_range.start, row_range.stop)
     try:
-        yield
+        return function(chunk)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{error} (In {source.location(row_range.row_group)}.)") from error
+        raise kind(f"{error} (In {source.location(position)}.)") from error
 
 
 # ---- threads -------------------------------------------------------------------------------------
@@ -175,11 +176,11 @@ class FitPass:
         for group, _ in self.unfitted:
             columns |= dict.fromkeys(group.names)
 
+        def partial(chunk: Chunk) -> list[State]:
+            return [group.partial(chunk, index) for group, index in self.unfitted]
+
         def learn(place: int) -> None:
-            chunk = read_range(self.source, row_ranges[place], [*columns])
-            with locate_errors(self.source, row_ranges[place]):
-                states = [group.partial(chunk, index) for group, index in self.unfitted]
-            merger.add(place, states)
+            merger.add(place, on_range(self.source, row_ranges[place], [*columns], partial))
 
         map_on_threads(learn, range(len(row_ranges)), threads)
         return merger.result
@@ -255,6 +256,20 @@ class Client(Protocol):
 
     def nthreads(self) -> dict[str, int]:
         """Return {worker: its threads}."""
+
+
+def call_on_cluster(
+    client: Client, function: Callable[[Item], None], items: Sequence[Item]
+) -> None:
+    """Call a function with each item on the workers; with one twice, when a worker dies."""
+    on_worker = sent(client, function)
+    futures = []
+    for item in items:
+        futures.append(client.submit(operator.call, on_worker, item, pure=False))
+    try:
+        wait_for(list(futures))
+    finally:
+        release([*futures, on_worker])
 
 
 def sent(client: Client, value: object) -> Any:

@@ -13,20 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, output
-from tutorlib.columns import (
-    AnyColumn,
-    Chunk,
-    Ragged,
-    Strings,
-    as_lists,
-    column_from_arrow,
-    column_to_arrow,
-    flat_values,
-    valid_of,
-    values_of,
-    with_flat_values,
-    with_nulls,
-)
+from tutorlib.columns import AnyColumn, Chunk, converted
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import ParquetSource, file_rows, table_of
@@ -323,7 +310,7 @@ class Workflow:
         for name in graph.input_names:
             fitted = self.input_types[name]
             try:
-                inputs[name] = _converted(chunk[name], fitted)
+                inputs[name] = converted(chunk[name], fitted)
             except ValueError as error:
                 raise ValueError(
                     f"column {name!r}: the workflow was fitted on {type_words(fitted)}, got "
@@ -643,58 +630,3 @@ def _time_kinds_in(schema: pa.Schema, names: Iterable[str]) -> dict[str, str]:
         if kind is not None:
             kinds[name] = kind
     return kinds
-
-
-def _converted(column: AnyColumn, kind: ColumnType) -> AnyColumn:
-    """Return a column with the type `kind`, for which `type_mismatch` finds no remedy to be needed.
-
-    Each value stays the number, time or text that it is. Integers that the type cannot hold keep
-    their own; floating-point numbers are rounded.
-
-    Raises:
-        ValueError: for a time or an integer without an equal in the type, a floating-point number
-            beyond its range, or a list whose length is not that of the vectors.
-
-    Example:
-        >>> days = np.array(["1970-01-02"], "datetime64[D]")
-        >>> _converted(days, ("datetime64[s]", False)).tolist()
-        [datetime.datetime(1970, 1, 2, 0, 0)]
-    """
-    if column_type_of(column) == tuple(kind):
-        return column
-    name, length = element_type(kind[0])
-    if length is not None and isinstance(column, Ragged):  # an empty list is a missing vector
-        lengths = np.diff(column.offsets)
-        wrong = (lengths != length) & (lengths != 0)
-        if bool(wrong.any()):
-            raise ValueError(f"the list at row {int(wrong.argmax())} has not {length} values")
-        lists = column_to_arrow(Ragged(column.values, column.offsets, lengths == length))
-        column = column_from_arrow(lists.cast(pa.list_(lists.type.value_type, length)))
-    if kind[1]:
-        column = as_lists(column)
-    values = values_of(flat_values(column))
-    valid = valid_of(flat_values(column))
-    if isinstance(values, Strings) or values.dtype == name:
-        return column
-    dtype = np.dtype(name)
-    if values.dtype.kind in "iu" and dtype.kind in "iu":
-        known = values if valid is None else values[valid]
-        limits = np.iinfo(dtype)
-        if len(known) and (int(known.min()) < limits.min or int(known.max()) > limits.max):
-            return column
-    with np.errstate(over="ignore", invalid="ignore"):
-        result = values.astype(dtype)
-        if values.dtype.kind == "f":
-            wrong = np.isinf(result) & ~np.isinf(values)
-        else:  # compared as integers, so that not-a-time equals itself
-            bits = f"i{values.itemsize}"
-            wrong = result.astype(values.dtype).view(bits) != values.view(bits)
-    if valid is not None:
-        wrong &= valid
-    if bool(wrong.any()):
-        place = int(wrong.argmax())
-        lists = as_lists(column)
-        is_list = isinstance(lists, Ragged)
-        row = int(np.searchsorted(lists.offsets, place, side="right")) - 1 if is_list else place
-        raise ValueError(f"{values[place]} at row {row} has no equal in it")
-    return with_flat_values(column, with_nulls(result, valid))

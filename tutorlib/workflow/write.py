@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import operator
 import os
 import re
 import shutil
@@ -28,14 +27,11 @@ from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     Client,
     as_source,
-    locate_errors,
+    call_on_cluster,
     map_on_threads,
-    read_range,
-    release,
+    on_range,
     row_ranges_in,
-    sent,
     threads_without,
-    wait_for,
 )
 
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
@@ -56,42 +52,29 @@ class PartFile:
         return f"{self.split}/part_{self.number:05d}.parquet".lstrip("/")
 
 
+@dataclasses.dataclass
 class WriteJob:
-    """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled.
+    """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled."""
 
-    Args:
-        workflow: a fitted `Workflow`.
-        sources: {name of the split: rows}.
-        rows_per_file: whole row groups.
-        row_group_rows: rows of a row group.
-        shuffle_seed: None keeps the order.
-    """
+    workflow: Any  # a fitted `Workflow`
+    sources: dict[str, ParquetSource]  # {name of the split: rows}
+    rows_per_file: int  # whole row groups
+    row_group_rows: int
+    shuffle_seed: int | None  # None keeps the order
 
-    def __init__(
-        self,
-        workflow: Any,
-        sources: dict[str, ParquetSource],
-        rows_per_file: int,
-        row_group_rows: int,
-        shuffle_seed: int | None,
-    ) -> None:
-        workflow.check_fitted()
-        saved.check_savable(workflow)  # the folder holds the workflow too
-        if shuffle_seed is not None:
-            shuffle_seed = check_integer("shuffle_seed", shuffle_seed, at_least=0)
-        self.workflow = workflow
-        self.rows_per_file = rows_per_file
-        self.row_group_rows = row_group_rows
-        self.shuffle_seed = shuffle_seed
+    def __post_init__(self) -> None:
+        self.workflow.check_fitted()
+        saved.check_savable(self.workflow)  # the folder holds the workflow too
+        if self.shuffle_seed is not None:
+            self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.inputs: list[str] = []  # files and folders of this machine
-        self.sources: dict[str, ParquetSource] = {}
         self.workflows: dict[str, Any] = {}
         self.schemas: dict[str, str] = {}
-        for split, source in sources.items():
-            workflow.check_data(source)
+        for split, source in self.sources.items():
+            self.workflow.check_data(source)
             if source.num_rows == 0:
                 raise ValueError(f"nothing to write: {split or 'the data'} has no rows")
-            self.workflows[split] = workflow.for_columns(source.column_types)
+            self.workflows[split] = self.workflow.for_columns(source.column_types)
             self.schemas[split] = self.workflows[split].output_schema.to_json()
             self.sources[split] = source.with_strings_as(encoded_column)
             if source.is_local:
@@ -110,11 +93,8 @@ class WriteJob:
 
     def transform(self, split: str, row_range: RowRange) -> Chunk:
         """Return the transformed rows of a row range."""
-        source = self.sources[split]
         workflow = self.workflows[split]
-        chunk = read_range(source, row_range, workflow.input_names)
-        with locate_errors(source, row_range):
-            return workflow.transform(chunk)
+        return on_range(self.sources[split], row_range, workflow.input_names, workflow.transform)
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
         """Write a part file of these transformed rows; None transforms them here."""
@@ -178,7 +158,8 @@ def write_data_set(job: WriteJob, folder: Path, client: Client | None, threads: 
     if client is None:
         _write_on_threads(job, folder, threads)
     else:
-        _write_on_cluster(job, folder.absolute(), client)  # workers may be elsewhere
+        write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
+        call_on_cluster(client, write, job.part_files())
     for killed in folder.rglob("*.partial"):  # what a dead worker left
         shutil.rmtree(killed)
     for split, schema in job.schemas.items():
@@ -206,15 +187,3 @@ def _write_on_threads(job: WriteJob, folder: Path, threads: int) -> None:
             job.write(folder, part, chunks_of(part))
 
         map_on_threads(write, job.part_files(), threads)
-
-
-def _write_on_cluster(job: WriteJob, folder: Path, client: Client) -> None:
-    """Write each part file on a worker; twice, when one dies."""
-    write = sent(client, functools.partial(job.write, folder))
-    futures = []
-    for part in job.part_files():
-        futures.append(client.submit(operator.call, write, part, pure=False))
-    try:
-        wait_for(list(futures))
-    finally:
-        release([*futures, write])
