@@ -441,9 +441,10 @@ def converted(column: AnyColumn, kind: tuple[str, bool]) -> AnyColumn:
         return column
     dtype = np.dtype(name)
     if values.dtype.kind in "iu" and dtype.kind in "iu":
-        known = values if valid is None else values[valid]
+        numbers = values if valid is None else values[valid]
         limits = np.iinfo(dtype)
-        if len(known) and (int(known.min()) < limits.min or int(known.max()) > limits.max):
+        low = int(numbers.min(initial=0))
+        if low < limits.min or int(numbers.max(initial=0)) > limits.max:
             return column
     with np.errstate(over="ignore", invalid="ignore"):
         result = values.astype(dtype)

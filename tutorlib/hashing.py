@@ -192,64 +192,64 @@ class KeyIndex:
                 key = twice.field("values")[0].as_py()
                 raise ValueError(f"keys must be unique, but {key!r} appears twice")
 
-    def find(self, wanted: np.ndarray | Strings) -> np.ndarray:
-        """Return the position of each wanted key, counted from 1, and 0 for unknown ones.
+    def find(self, values: np.ndarray | Strings) -> np.ndarray:
+        """Return the position of each value, counted from 1, and 0 for unknown ones.
 
         Args:
-            wanted: integers [n] or `Strings`, of the kind of the keys.
+            values: integers [n] or `Strings`, of the kind of the keys.
 
         Returns:
             int32 [n].
         """
-        if isinstance(wanted, EncodedStrings):
-            return self.find(Strings.from_arrow(wanted.dictionary))[wanted.codes]
-        few_keys = _VALUES_PER_KEY * len(self.keys) <= len(wanted)
-        if isinstance(wanted, Strings):
+        if isinstance(values, EncodedStrings):
+            return self.find(Strings.from_arrow(values.dictionary))[values.codes]
+        few_keys = _VALUES_PER_KEY * len(self.keys) <= len(values)
+        if isinstance(values, Strings):
             by_arrow = few_keys or self._strings_share_hashes
-            return self._find_by_arrow(wanted) if by_arrow else self._find_by_hash(wanted)
-        words = wanted.astype(np.int64, copy=False)
+            return self._find_by_arrow(values) if by_arrow else self._find_by_hash(values)
+        words = values.astype(np.int64, copy=False)
         if few_keys:
-            found = _index_in(pa.array(words), pa.array(self.keys.view(np.int64)))
+            positions = _index_in(pa.array(words), pa.array(self.keys.view(np.int64)))
         else:
-            found = self._find_words(hash_integers(words), words.view(np.uint64))
-        if (wanted.dtype == np.uint64) != (self.keys.dtype == np.uint64):
-            found[words < 0] = 0  # the same bits are two numbers
-        return found
+            positions = self._find_words(hash_integers(words), words.view(np.uint64))
+        if (values.dtype == np.uint64) != (self.keys.dtype == np.uint64):
+            positions[words < 0] = 0  # the same bits are two numbers
+        return positions
 
-    def _find_by_arrow(self, wanted: Strings) -> np.ndarray:
+    def _find_by_arrow(self, values: Strings) -> np.ndarray:
         keys = self.keys.to_arrow()
-        strings = wanted.to_arrow()
+        strings = values.to_arrow()
         integers = strings_as_integers(strings)
         key_integers = strings_as_integers(keys)
         if integers is not None and key_integers is not None:
             return _index_in(integers, key_integers)
         return _index_in(strings, keys)
 
-    def _find_by_hash(self, wanted: Strings) -> np.ndarray:
-        hashes = hash_strings(wanted)
-        found = self._find_words(hashes, hashes)
-        rows = np.flatnonzero(found)  # whose hash is that of a key; nearly always, so are they
-        keys = self.keys.to_arrow().take(pa.array(found[rows] - 1))
-        equal = pc.equal(keys, wanted.to_arrow().take(pa.array(rows)))
-        found[rows[~equal.to_numpy(zero_copy_only=False)]] = 0
-        return found
+    def _find_by_hash(self, values: Strings) -> np.ndarray:
+        hashes = hash_strings(values)
+        positions = self._find_words(hashes, hashes)
+        rows = np.flatnonzero(positions)  # whose hash is that of a key; nearly always, so are they
+        keys = self.keys.to_arrow().take(pa.array(positions[rows] - 1))
+        equal = pc.equal(keys, values.to_arrow().take(pa.array(rows)))
+        positions[rows[~equal.to_numpy(zero_copy_only=False)]] = 0
+        return positions
 
     def _find_words(self, hashes: np.ndarray, words: np.ndarray) -> np.ndarray:
         """Return the position of the first key with each word, from 1; 0 if there is none."""
         result = np.empty(len(words), dtype=np.int32)
         for block in blocks_of(len(words)):
             slots = (hashes[block] & self._mask).astype(np.int64)
-            found = self._ranks[slots]
+            positions = self._ranks[slots]
             right = self._words[slots] == words[block]
-            rows = np.flatnonzero((found > 0) & ~right)
-            found *= right
+            rows = np.flatnonzero((positions > 0) & ~right)
+            positions *= right
             while len(rows):  # up to a slot with the word, or a free one
                 slots[rows] = (slots[rows] + 1) & np.int64(self._mask)
                 here = self._ranks[slots[rows]]
                 hit = self._words[slots[rows]] == words[block][rows]
-                found[rows[hit]] = here[hit]
+                positions[rows[hit]] = here[hit]
                 rows = rows[~hit & (here > 0)]
-            result[block] = found
+            result[block] = positions
         return result
 
 

@@ -108,8 +108,8 @@ class Op(ABC):
         """Raise TypeError for strings and dates."""
         values = values_of(column)
         if isinstance(values, Strings):
-            known = np.flatnonzero(~missing_in(column))[:1]
-            example = f" such as {values.take(known).tolist()[0]!r}" if len(known) else ""
+            first = np.flatnonzero(~missing_in(column))[:1]
+            example = f" such as {values.take(first).tolist()[0]!r}" if len(first) else ""
             rule = (
                 f"takes numbers, got strings{example}. Use Categorify if they are ids. Make "
                 "numbers of numbers in the data (pandas.to_numeric; "
@@ -130,9 +130,7 @@ class Op(ABC):
 
     def _check_size(self, name: str, values: np.ndarray) -> None:
         """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
-        low = values.min(initial=0)
-        high = values.max(initial=0)
-        worst = high if high > -low else low
+        worst = max(values.min(initial=0), values.max(initial=0), key=abs)
         if not abs(worst) < 2.0**400:
             rule = f"takes values below 2**400, got {worst}. Put Clip before it."
             raise ValueError(self._wrong(name, rule))

@@ -59,6 +59,8 @@ def count_keys(values: np.ndarray | Strings, valid: np.ndarray | None = None) ->
         codes = values.codes if valid is None else values.codes[valid]
         counts = np.bincount(codes, minlength=len(values.dictionary))
         used = np.flatnonzero(counts)
+        if len(used) == len(counts):
+            return values.dictionary, counts
         return values.dictionary.take(pa.array(used)), counts[used]
     if valid is not None:
         values = take(values, np.flatnonzero(valid))
@@ -240,10 +242,10 @@ class Categorify(ColumnOp, KeyedOp):
         order = pc.array_sort_indices(keys).to_numpy()
         order = order[np.argsort(-counts[order], kind="stable")]
         counts = counts[order]
-        known = len(order) - _rare(counts, self.freq_threshold)
-        value = after_nulls(keys.take(pa.array(order[:known])), nulls=2)
-        without_id = [merged["count"][0], counts[known:].sum()]
-        return Chunk({"value": value, "count": np.concatenate([without_id, counts[:known]])})
+        size = len(order) - _rare(counts, self.freq_threshold)
+        value = after_nulls(keys.take(pa.array(order[:size])), nulls=2)
+        without_id = [merged["count"][0], counts[size:].sum()]
+        return Chunk({"value": value, "count": np.concatenate([without_id, counts[:size]])})
 
     def vocabulary(self, name: str) -> list[Any]:
         """Return the values of a column in the order of their ids."""
@@ -295,8 +297,8 @@ def _rare(counts: np.ndarray, threshold: int | None) -> int:
     total = int(counts.sum())
     together = np.cumsum(counts[::-1])
     few = min(10, int((100 * counts <= total).sum()), int((20 * together <= total).sum()))
-    one = int((50 * together[:1] <= total).sum())
-    return max(int((100 * together <= total).sum()), few, one)
+    rarest = int((50 * together[:1] <= total).sum())
+    return max(int((100 * together <= total).sum()), few, rarest)
 
 
 def _vocabulary(name: str, values: Any) -> Chunk:
@@ -353,12 +355,12 @@ class LabelEncoder(ColumnOp, KeyedOp):
         state: State = {}
         for name in self.unlearned(chunk.names):
             self._check_no_lists(name, chunk[name])
-            known = ~missing_in(chunk[name])
+            valid = ~missing_in(chunk[name])
             values = values_of(chunk[name])
             if is_floats(values):
-                keys = pa.array(values[known].astype(np.float64) + 0.0).unique()
+                keys = pa.array(values[valid].astype(np.float64) + 0.0).unique()
             else:
-                keys = count_keys(self._keys(name, values, to_learn=True), known)[0]
+                keys = count_keys(self._keys(name, values, to_learn=True), valid)[0]
                 if column_type(values)[0] == "bool":
                     keys = keys.cast(pa.bool_())
             state[name] = Chunk({"value": column_from_arrow(keys)})

@@ -307,9 +307,9 @@ class Clip(ColumnOp):
     def limits_for(self, name: str, dtype: np.dtype) -> list[np.generic | None]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
         limits = [self.min_value, self.max_value]
-        given = [limit for limit in limits if limit is not None]
-        rule = f"cannot limit a column of {dtype} to {given}"
-        whole = all(limit % 1 == 0 for limit in given)  # NaN for infinity
+        numbers = [limit for limit in limits if limit is not None]
+        rule = f"cannot limit a column of {dtype} to {numbers}"
+        whole = all(number % 1 == 0 for number in numbers)  # NaN for infinity
         if dtype.kind not in "fiu" or (dtype.kind != "f" and not whole):
             remedy = "Give whole numbers, or cast the column to float64 in the data"
             raise ValueError(self._wrong(name, f"{rule}. {remedy}."))

@@ -343,23 +343,23 @@ class Workflow:
         for group in self.groups:
             if targets.issuperset(group.output_names):
                 may_lack.update(group.names)
-        given = {n for n, kind in types.items() if tuple(kind) != EMPTY or n not in may_lack}
-        if given.issuperset(self.input_names):
+        usable = {n for n, kind in types.items() if tuple(kind) != EMPTY or n not in may_lack}
+        if usable.issuperset(self.input_names):
             return self
         groups = []
         for group in self.groups:
-            missing = set(group.names) - given
-            kept = [name for name in group.names if name in given]
-            if missing and kept and missing <= targets and _by_column(group):
-                groups.append(ColumnGroup(kept, group.ops))
+            missing = set(group.names) - usable
+            rest = [name for name in group.names if name in usable]
+            if missing and rest and missing <= targets and _by_column(group):
+                groups.append(ColumnGroup(rest, group.ops))
             elif not missing or not targets.issuperset(group.output_names):
                 groups.append(group)
-        lacking = copy.copy(self)
-        lacking.groups = groups or self.groups
-        lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
-        if self.weight_name not in lacking.output_names:
-            lacking.weight_name = None
-        return lacking
+        smaller = copy.copy(self)
+        smaller.groups = groups or self.groups
+        smaller.label_names = [n for n in self.label_names if n in smaller.output_names]
+        if self.weight_name not in smaller.output_names:
+            smaller.weight_name = None
+        return smaller
 
     def with_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> Self:
         """Return the workflow with these output columns as labels and weight, too.
@@ -588,7 +588,6 @@ class Workflow:
             ValueError: before `fit`; if JSON cannot hold an argument of an op, such as a function.
         """
         self.check_fitted()
-        saved.check_savable(self)
         target = output.local_path(folder)
         with output.new_folder(target, overwrite=overwrite) as building:
             saved.write_files(self, building)

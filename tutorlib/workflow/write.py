@@ -122,15 +122,15 @@ def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRan
         [[4], [1, 3], [2]]
     """
     lists: list[list[RowRange]] = []
-    taken = 0
+    count = 0
     for row_range in row_ranges:
         start = row_range.start
         while start < row_range.stop:
-            if taken % rows == 0:
+            if count % rows == 0:
                 lists.append([])
-            end = min(row_range.stop, start + rows - taken % rows)
+            end = min(row_range.stop, start + rows - count % rows)
             lists[-1].append(RowRange(row_range.row_group, start, end))
-            taken += end - start
+            count += end - start
             start = end
     return lists
 
@@ -176,11 +176,11 @@ def _write_on_threads(job: WriteJob, folder: Path, threads: int) -> None:
 
         def chunks_of(part: PartFile) -> Iterator[Chunk]:
             """Yield the transformed row ranges in order, while the next ones are transformed."""
-            begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
-            ahead = collections.deque(itertools.islice(begun, PREFETCH))
+            tasks = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
+            ahead = collections.deque(itertools.islice(tasks, PREFETCH))
             while ahead:
                 chunk = ahead.popleft().result()
-                ahead.extend(itertools.islice(begun, 1))
+                ahead.extend(itertools.islice(tasks, 1))
                 yield chunk
 
         def write(part: PartFile) -> None:
