@@ -205,8 +205,9 @@ class KeyIndex:
             return self.find(Strings.from_arrow(values.dictionary))[values.codes]
         few_keys = _VALUES_PER_KEY * len(self.keys) <= len(values)
         if isinstance(values, Strings):
-            by_arrow = few_keys or self._strings_share_hashes
-            return self._find_by_arrow(values) if by_arrow else self._find_by_hash(values)
+            if few_keys or self._strings_share_hashes:
+                return _index_in(values.to_arrow(), self.keys.to_arrow())
+            return self._find_by_hash(values)
         words = values.astype(np.int64, copy=False)
         if few_keys:
             positions = _index_in(pa.array(words), pa.array(self.keys.view(np.int64)))
@@ -215,15 +216,6 @@ class KeyIndex:
         if (values.dtype == np.uint64) != (self.keys.dtype == np.uint64):
             positions[words < 0] = 0  # the same bits are two numbers
         return positions
-
-    def _find_by_arrow(self, values: Strings) -> np.ndarray:
-        keys = self.keys.to_arrow()
-        strings = values.to_arrow()
-        integers = strings_as_integers(strings)
-        key_integers = strings_as_integers(keys)
-        if integers is not None and key_integers is not None:
-            return _index_in(integers, key_integers)
-        return _index_in(strings, keys)
 
     def _find_by_hash(self, values: Strings) -> np.ndarray:
         hashes = hash_strings(values)
@@ -256,32 +248,3 @@ class KeyIndex:
 def _index_in(values: pa.Array, keys: pa.Array) -> np.ndarray:
     """Return the position of each value among the keys, from 1; 0 if it is not there."""
     return pc.index_in(values, value_set=keys).fill_null(-1).to_numpy() + np.int32(1)
-
-
-def strings_as_integers(strings: pa.Array) -> pa.Array | None:
-    """Return strings that all have 8 bytes as int64 [n]; None for any others.
-
-    Arrow hashes integers two to three times as fast as strings, and ids of 8 hex digits are common.
-
-    Example:
-        >>> strings = pa.array(["68fd1e64", "05db9164"], pa.large_string())
-        >>> integers_as_strings(strings_as_integers(strings)).to_pylist()
-        ['68fd1e64', '05db9164']
-        >>> strings_as_integers(pa.array(["68fd1e64", "05"], pa.large_string())) is None
-        True
-    """
-    if not len(strings) or strings.null_count or strings.type != pa.large_string():
-        return None
-    _, buffer, data = strings.buffers()
-    offsets = np.frombuffer(buffer, np.int64, len(strings) + 1, strings.offset * 8)
-    if offsets[-1] - offsets[0] != 8 * len(strings) or not (np.diff(offsets) == 8).all():
-        return None
-    integers = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view(np.int64)
-    return pa.array(np.require(integers, requirements=["ALIGNED"]))
-
-
-def integers_as_strings(integers: pa.Array) -> pa.LargeStringArray:
-    """Return the `pyarrow.LargeStringArray` [n] of which `strings_as_integers` made int64 [n]."""
-    offsets = pa.py_buffer(8 * np.arange(len(integers) + 1))
-    data = pa.py_buffer(integers.to_numpy())
-    return pa.LargeStringArray.from_buffers(len(integers), offsets, data)

@@ -17,8 +17,8 @@ from tutorlib.columns import (
     column_to_arrow,
     encoded_column,
 )
-from tutorlib.hashing import integers_as_strings, strings_as_integers
 from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder
+from tutorlib.ops.keys import integers_as_strings, strings_as_integers
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 

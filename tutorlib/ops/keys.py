@@ -32,13 +32,7 @@ from tutorlib.columns import (
     values_of,
     with_nulls,
 )
-from tutorlib.hashing import (
-    KeyIndex,
-    hash_values,
-    integers_as_strings,
-    strings_as_integers,
-    to_buckets,
-)
+from tutorlib.hashing import KeyIndex, hash_values, to_buckets
 from tutorlib.ops.base import FIRST_ID, NULL_ID, UNKNOWN_ID, ColumnOp, LearningOp, State
 from tutorlib.schema import Column
 
@@ -114,6 +108,36 @@ def distinct_keys(parts: Sequence[pa.Array]) -> Counts:
         return encoded.dictionary, encoded.indices.to_numpy()
     encoded = integers.dictionary_encode()
     return integers_as_strings(encoded.dictionary), encoded.indices.to_numpy()
+
+
+def strings_as_integers(strings: pa.Array) -> pa.Array | None:
+    """Return strings that all have 8 bytes as int64 [n]; None for any others.
+
+    Ids of 8 hex digits are common, and Arrow hashes integers two to three times as fast as strings:
+    fitting columns of up to a million of them takes a quarter less time.
+
+    Example:
+        >>> strings = pa.array(["68fd1e64", "05db9164"], pa.large_string())
+        >>> integers_as_strings(strings_as_integers(strings)).to_pylist()
+        ['68fd1e64', '05db9164']
+        >>> strings_as_integers(pa.array(["68fd1e64", "05"], pa.large_string())) is None
+        True
+    """
+    if not len(strings) or strings.null_count or strings.type != pa.large_string():
+        return None
+    _, buffer, data = strings.buffers()
+    offsets = np.frombuffer(buffer, np.int64, len(strings) + 1, strings.offset * 8)
+    if offsets[-1] - offsets[0] != 8 * len(strings) or not (np.diff(offsets) == 8).all():
+        return None
+    integers = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view(np.int64)
+    return pa.array(np.require(integers, requirements=["ALIGNED"]))
+
+
+def integers_as_strings(integers: pa.Array) -> pa.LargeStringArray:
+    """Return the `pyarrow.LargeStringArray` [n] of which `strings_as_integers` made int64 [n]."""
+    offsets = pa.py_buffer(8 * np.arange(len(integers) + 1))
+    data = pa.py_buffer(integers.to_numpy())
+    return pa.LargeStringArray.from_buffers(len(integers), offsets, data)
 
 
 class KeyedOp(LearningOp):
