@@ -21,7 +21,7 @@ from tutorlib.memory import usable_cores
 from tutorlib.ops import Categorify, Clip, FillMissing, LogOp, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.workflow import Workflow, split_rows
-from tutorlib.workflow.threads import map_on_threads
+from tutorlib.workflow.fit import map_on_threads
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072

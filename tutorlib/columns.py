@@ -1,45 +1,36 @@
 """Chunk: some rows of a data set as columns by name, and the kinds of column that it holds.
 
-There are five kinds, laid out as in Arrow and cuDF, so that conversion copies no number:
+There are five kinds, laid out as in Arrow, so that conversion copies no number:
 
 * an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
 * an array `values[n, k]`: one vector a row, of k numbers, no nulls;
 * `Ragged`: one list a row, as `values[nnz]` and `offsets[n + 1]`;
-* `Strings`: one string a row, as UTF-8 bytes and `offsets[n + 1]`;
+* `Strings`: one string a row, as UTF-8 bytes and `offsets[n + 1]`; `EncodedStrings`: each string
+  once, and a code a row;
 * `Masked`: values of which some are null, and `valid[n]`.
 
-They nest: `Ragged` may hold `Masked` `Strings`. Arrays are NumPy's; of what a GPU decodes, which is
-arrays and `Ragged` of them alone, they are CuPy's.
-
-Code that works on values asks no column for its kind. It takes the values apart and puts others in
-their place, by the functions of this file, which are the protocol of columns:
+They nest: `Ragged` may hold `Masked` `Strings`. Code that works on values asks no column for its
+kind. It takes the values apart and puts others in their place, by the functions of this file:
 
 * `flat_values`, `with_flat_values`: the values of all lists or vectors, and others in their lists;
-* `parts_of`, `with_nulls`, `missing_in`: values and which of them are valid;
-* `take`, `slice_rows`, `concat_columns`: rows.
+* `values_of`, `valid_of`, `with_nulls`, `missing_in`: values and which of them are valid;
+* `take`, `slice_rows`: rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.arrays import (
-    Array,
-    gather_rows,
-    list_parts,
-    one_array,
-    valid_rows,
-    with_wide_offsets,
-)
-from tutorlib.schema import is_number, remedy_for, type_row, vector_type
+from tutorlib.arrays import list_parts, one_array, valid_rows, with_wide_offsets
+from tutorlib.schema import element_type, is_number, remedy_for, type_row, vector_type
 
 
 class Chunk(Mapping[str, Any]):
@@ -85,11 +76,6 @@ class Chunk(Mapping[str, Any]):
         """Names of the columns, in order."""
         return list(self.columns)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory of all columns."""
-        return sum(column.nbytes for column in self.columns.values())
-
     def select(self, names: Sequence[str]) -> Chunk:
         """Return the named columns, in the order of `names`."""
         return Chunk({name: self[name] for name in names})
@@ -102,7 +88,7 @@ class Chunk(Mapping[str, Any]):
         """Return rows [start, stop); values are shared, not copied."""
         return Chunk({name: slice_rows(column, start, stop) for name, column in self.items()})
 
-    def take(self, rows: Array) -> Chunk:
+    def take(self, rows: np.ndarray) -> Chunk:
         """Return the given rows (int64 [m]), in the given order."""
         return Chunk({name: take(column, rows) for name, column in self.items()})
 
@@ -112,15 +98,23 @@ class Chunk(Mapping[str, Any]):
 
         Raises:
             ValueError: if the chunks have different columns.
+            TypeError: if columns of one name are of different kinds.
         """
         names = chunks[0].names
         for chunk in chunks:
             if set(chunk.names) != set(names):
                 raise ValueError(f"chunks have different columns: {names} and {chunk.names}")
-        return Chunk({name: concat_columns([chunk[name] for chunk in chunks]) for name in names})
+        if len(chunks) == 1:
+            return chunks[0]
+        tables = [chunk.select(names).to_arrow() for chunk in chunks]
+        try:
+            return Chunk.from_arrow(pa.concat_tables(tables, promote_options="permissive"))
+        except pa.ArrowTypeError as error:
+            rule = "only columns of one kind can be concatenated"
+            raise TypeError(f"{rule}: {error}") from error
 
     @classmethod
-    def from_arrow(cls, table: Any) -> Chunk:
+    def from_arrow(cls, table: pa.Table | pa.RecordBatch) -> Chunk:
         """Return the rows of a `pyarrow.Table` or `RecordBatch`; numbers are not copied."""
         return cls({name: column_from_arrow(table[name]) for name in table.schema.names})
 
@@ -137,22 +131,19 @@ class Chunk(Mapping[str, Any]):
         return self.to_arrow().to_pandas()
 
 
-def is_array(value: Any) -> bool:
-    """Return whether a value is an array of NumPy."""
-    return isinstance(value, np.ndarray)
-
-
 # The kinds of column beside arrays. Each is a dataclass of arrays and of other columns.
 
 
 class _Compound:
-    """Base of the kinds that are made of several arrays."""
+    """Base of the kinds that are made of several arrays: Arrow takes and lists their rows."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        parts = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return sum(part.nbytes for part in parts if part is not None)
+    def take(self, rows: np.ndarray) -> Any:
+        """Return the given rows, in the given order."""
+        return column_from_arrow(column_to_arrow(self).take(pa.array(rows)))
+
+    def tolist(self) -> list[Any]:
+        """Return the rows as Python's values, None at a null."""
+        return column_to_arrow(self).to_pylist()
 
 
 @dataclasses.dataclass(eq=False)
@@ -167,32 +158,18 @@ class Ragged(_Compound):
     """
 
     values: Any
-    offsets: Array
-    valid: Array | None = None
+    offsets: np.ndarray
+    valid: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def take(self, rows: Array) -> Ragged:
-        """Return the given rows, in the given order."""
-        positions, offsets = gather_rows(self.offsets, rows)
-        valid = None if self.valid is None else self.valid[rows]
-        return Ragged(take(self.values, positions), offsets, valid)
-
     def slice(self, start: int, stop: int) -> Ragged:
         """Return rows [start, stop); values are shared, offsets copied."""
         offsets = self.offsets[start : stop + 1]
-        first, last = int(offsets[0]), int(offsets[-1])
+        values = slice_rows(self.values, int(offsets[0]), int(offsets[-1]))
         valid = None if self.valid is None else self.valid[start:stop]
-        return Ragged(slice_rows(self.values, first, last), offsets - first, valid)
-
-    def tolist(self) -> list[Any]:
-        """Return the rows as lists, None at a null list."""
-        flat = self.values.tolist()
-        lists = [flat[a:b] for a, b in itertools.pairwise(self.offsets.tolist())]
-        if self.valid is None:
-            return lists
-        return [row if ok else None for row, ok in zip(lists, self.valid.tolist(), strict=True)]
+        return Ragged(values, offsets - offsets[0], valid)
 
 
 @dataclasses.dataclass(eq=False)
@@ -204,40 +181,105 @@ class Strings(_Compound):
         offsets: int64 [n + 1] from 0 to nbytes.
     """
 
-    data: Array
-    offsets: Array
+    data: np.ndarray
+    offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def take(self, rows: Array) -> Strings:
-        """Return the given rows, in the given order."""
-        positions, offsets = gather_rows(self.offsets, rows)
-        return Strings(take(self.data, positions), offsets)
-
     def slice(self, start: int, stop: int) -> Strings:
         """Return rows [start, stop); bytes are shared, offsets copied."""
         offsets = self.offsets[start : stop + 1]
-        first, last = int(offsets[0]), int(offsets[-1])
-        return Strings(self.data[first:last], offsets - first)
-
-    def tolist(self) -> list[str]:
-        """Return the strings."""
-        return self.to_arrow().to_pylist()
+        return Strings(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def to_arrow(self) -> pa.LargeStringArray:
         """Return a `pyarrow.LargeStringArray` over the same memory."""
-        parts = map(np.ascontiguousarray, (self.offsets, self.data))
-        return pa.LargeStringArray.from_buffers(len(self), *map(pa.py_buffer, parts))
+        offsets = pa.py_buffer(np.ascontiguousarray(self.offsets))
+        data = pa.py_buffer(np.ascontiguousarray(self.data))
+        return pa.LargeStringArray.from_buffers(len(self), offsets, data)
 
     @staticmethod
-    def from_arrow(array: Any) -> Strings:
+    def from_arrow(array: pa.Array) -> Strings:
         """Return the strings of a `pyarrow` array without nulls."""
         array = array.cast(pa.large_string())
-        _, offsets, data = array.buffers()
-        offsets = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+        _, buffer, data = array.buffers()
+        offsets = np.frombuffer(buffer, np.int64, len(array) + 1, array.offset * 8)
         data = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         return Strings(data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+class EncodedStrings(Strings):
+    """Strings as a dictionary of distinct values and a code for each row, decoded on first use.
+
+    Most Parquet files store strings this way. An op that maps each string works on the dictionary,
+    which holds it once. Concatenated or written, they become plain `Strings`.
+
+    Args:
+        codes: int32 [n], index into the dictionary.
+        dictionary: distinct strings, no null; some may be unused.
+    """
+
+    def __init__(self, codes: np.ndarray, dictionary: pa.LargeStringArray) -> None:
+        self.codes = codes
+        self.dictionary = dictionary
+
+    def __reduce__(self) -> tuple[type[EncodedStrings], tuple[np.ndarray, pa.LargeStringArray]]:
+        return EncodedStrings, (self.codes, self.dictionary)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @functools.cached_property
+    def _decoded(self) -> Strings:
+        return Strings.from_arrow(self.to_arrow())
+
+    @property
+    def data(self) -> np.ndarray:  # type: ignore[override]
+        """UTF-8 bytes of all rows, uint8 [nbytes]."""
+        return self._decoded.data
+
+    @property
+    def offsets(self) -> np.ndarray:  # type: ignore[override]
+        """Offsets of the rows in `data`, int64 [n + 1]."""
+        return self._decoded.offsets
+
+    def take(self, rows: np.ndarray) -> EncodedStrings:
+        """Return the given rows, in the given order."""
+        return EncodedStrings(self.codes[rows], self.dictionary)
+
+    def slice(self, start: int, stop: int) -> EncodedStrings:
+        """Return rows [start, stop), without copying."""
+        return EncodedStrings(self.codes[start:stop], self.dictionary)
+
+    def to_arrow(self) -> pa.LargeStringArray:
+        """Return the strings as a `pyarrow.LargeStringArray`."""
+        return self.dictionary.take(pa.array(self.codes))
+
+
+def encoded_column(array: pa.Array | pa.ChunkedArray) -> EncodedStrings | Masked:
+    """Return an Arrow array of strings, dictionary-encoded or not, as a column of a chunk.
+
+    Args:
+        array: strings, without nulls in their dictionary.
+
+    Example:
+        >>> column = encoded_column(pa.array(["b", None, "b"]).dictionary_encode())
+        >>> column.tolist(), column.values.codes.tolist(), column.values.dictionary.to_pylist()
+        (['b', None, 'b'], [0, 0, 0], ['b'])
+    """
+    if not pa.types.is_dictionary(array.type):
+        array = array.cast(pa.large_string()).dictionary_encode()
+    array = array.cast(with_wide_offsets(array.type))
+    if isinstance(array, pa.ChunkedArray):
+        chunks = array.unify_dictionaries().chunks or [pa.array([], array.type)]
+        array = pa.concat_arrays(chunks)
+    dictionary = array.dictionary.cast(pa.large_string())
+    if not len(dictionary):  # all rows are null, and code 0 must exist
+        dictionary = pa.array([""], pa.large_string())
+    codes = column_from_arrow(array.indices)
+    strings = EncodedStrings(values_of(codes).astype(np.int32, copy=False), dictionary)
+    valid = valid_of(codes)
+    return strings if valid is None else Masked(strings, valid)
 
 
 @dataclasses.dataclass(eq=False)
@@ -249,72 +291,75 @@ class Masked(_Compound):
         valid: bool of the shape of the values, False at a null.
     """
 
-    values: Any
-    valid: Array
+    values: np.ndarray | Strings
+    valid: np.ndarray
 
     def __len__(self) -> int:
         return len(self.valid)
-
-    def take(self, rows: Array) -> Masked:
-        """Return the given rows, in the given order."""
-        return Masked(take(self.values, rows), self.valid[rows])
 
     def slice(self, start: int, stop: int) -> Masked:
         """Return rows [start, stop)."""
         return Masked(slice_rows(self.values, start, stop), self.valid[start:stop])
 
-    def tolist(self) -> list[Any]:
-        """Return the values, None at a null."""
-        if is_vectors(self):
-            return as_lists(self).tolist()
-        valid = self.valid.tolist()
-        return [v if ok else None for v, ok in zip(self.values.tolist(), valid, strict=True)]
+
+FlatColumn = np.ndarray | Strings | Masked  # no lists
+AnyColumn = np.ndarray | Strings | Masked | Ragged
 
 
 # Nulls: a value is missing where `valid` is False, and in floating point where it is NaN.
 
 
-def parts_of(column: Any) -> tuple[Any, Array | None]:
-    """Return (values, valid) of a column without lists; valid is None if there are no nulls."""
-    return (column.values, column.valid) if isinstance(column, Masked) else (column, None)
+def values_of(column: Any) -> Any:
+    """Return the values of a column without lists, those at its nulls undefined."""
+    return column.values if isinstance(column, Masked) else column
 
 
-def with_nulls(values: Any, valid: Array | None) -> Any:
+def valid_of(column: FlatColumn) -> np.ndarray | None:
+    """Return which values of a column without lists are valid; None if there are no nulls."""
+    return column.valid if isinstance(column, Masked) else None
+
+
+def with_nulls(values: np.ndarray | Strings, valid: np.ndarray | None) -> FlatColumn:
     """Return a column of values with nulls: NaN in floating point (in place), else `Masked`."""
     if valid is None or bool(valid.all()):
         return values
-    if is_array(values) and values.dtype.kind == "f":
+    if is_floats(values):
         values[~valid] = np.nan
         return values
     return Masked(values, valid)
 
 
-def missing_in(column: Any) -> Array:
+def is_floats(values: AnyColumn) -> TypeGuard[np.ndarray]:
+    """Return whether values are an array of floating-point numbers."""
+    return isinstance(values, np.ndarray) and values.dtype.kind == "f"
+
+
+def missing_in(column: FlatColumn) -> np.ndarray:
     """Return bool [n], True where a column without lists has a null or a NaN."""
-    values, valid = parts_of(column)
-    missing = np.zeros(len(values), dtype=bool) if valid is None else ~valid
-    return missing | np.isnan(values) if is_array(values) and values.dtype.kind == "f" else missing
+    if isinstance(column, Masked):
+        return ~column.valid
+    return np.isnan(column) if is_floats(column) else np.zeros(len(column), dtype=bool)
 
 
-def column_type(column: Any) -> tuple[str, bool]:
+def column_type(column: AnyColumn) -> tuple[str, bool]:
     """Return (NumPy name of one value or "string", whether a row holds a list) of a column."""
-    values, _ = parts_of(flat_values(column))
-    name = values.dtype.name if is_array(values) else "string"
+    values = values_of(flat_values(column))
+    name = "string" if isinstance(values, Strings) else values.dtype.name
     if is_vectors(column):
-        return vector_type(name, parts_of(column)[0].shape[1]), False
+        return vector_type(name, values_of(column).shape[1]), False
     return name, isinstance(column, Ragged)
 
 
 # Lists and vectors: their values, and other values in their place.
 
 
-def is_vectors(column: Any) -> bool:
+def is_vectors(column: AnyColumn) -> bool:
     """Return whether a column holds vectors: an array [n, k], or `Masked` values of this shape."""
-    array = column.valid if isinstance(column, Masked) else column
-    return is_array(array) and array.ndim == 2
+    values = values_of(column)
+    return isinstance(values, np.ndarray) and values.ndim == 2
 
 
-def flat_values(column: Any) -> Any:
+def flat_values(column: AnyColumn) -> Any:
     """Return the values of all rows of a column of lists or vectors; else the column itself.
 
     Example:
@@ -326,7 +371,7 @@ def flat_values(column: Any) -> Any:
     return _reshaped(column, (-1,)) if is_vectors(column) else column
 
 
-def with_flat_values(column: Any, values: Any) -> Any:
+def with_flat_values(column: AnyColumn, values: FlatColumn) -> AnyColumn:
     """Return other values, of all rows, in the lists or vectors of a column.
 
     Values that vectors cannot hold, which are strings, become lists.
@@ -339,32 +384,18 @@ def with_flat_values(column: Any, values: Any) -> Any:
         return Ragged(values, column.offsets)
     if not is_vectors(column):
         return values
-    if not is_array(parts_of(values)[0]):
+    if isinstance(values_of(values), Strings):
         return Ragged(values, as_lists(column).offsets)
-    return _reshaped(values, parts_of(column)[0].shape)
+    return _reshaped(values, values_of(column).shape)
 
 
-def _reshaped(column: Any, shape: tuple[int, ...]) -> Any:
-    values, valid = parts_of(column)
-    values = values.reshape(shape)
-    return values if valid is None else Masked(values, valid.reshape(shape))
+def _reshaped(column: Any, shape: tuple[int, ...]) -> np.ndarray | Masked:
+    if isinstance(column, Masked):
+        return Masked(values_of(column).reshape(shape), column.valid.reshape(shape))
+    return column.reshape(shape)
 
 
-def with_null_rows(vectors: Any, valid: Array) -> Any:
-    """Return vectors with nulls in the rows that are not `valid`: NaN in floating point.
-
-    Args:
-        vectors: column of vectors, [n, k].
-        valid: bool [n].
-    """
-    values, known = parts_of(vectors)
-    if values.dtype.kind == "f":
-        return np.where(valid[:, None], values, values.dtype.type("nan"))
-    known = np.ones(values.shape, dtype=bool) if known is None else known
-    return Masked(values, known & valid[:, None])
-
-
-def as_lists(column: Any) -> Any:
+def as_lists(column: AnyColumn) -> Any:
     """Return vectors as `Ragged`, without copying values; any other column as it is.
 
     Example:
@@ -373,96 +404,83 @@ def as_lists(column: Any) -> Any:
     """
     if not is_vectors(column):
         return column
-    rows, length = parts_of(column)[0].shape
-    offsets = np.arange(rows + 1, dtype=np.int64) * length
-    return Ragged(flat_values(column), offsets)
+    length = values_of(column).shape[1]
+    return Ragged(flat_values(column), np.arange(len(column) + 1, dtype=np.int64) * length)
 
 
-def as_vectors(lists: Ragged, length: int, first_row: int = 0) -> Any:
-    """Return lists of `length` numbers as vectors; values are copied only if lists are missing.
+def converted(column: AnyColumn, kind: tuple[str, bool]) -> AnyColumn:
+    """Return a column with the type `kind`, where `type_mismatch` finds none.
 
-    Args:
-        lists: a null or empty list is a missing vector: null, NaN in floating point, in each place.
-        length: of each list, at least 1.
-        first_row: number of the first row, for messages.
+    Each value stays the number, time or text that it is. Integers that the type cannot hold keep
+    their own; floating-point numbers are rounded.
 
     Raises:
-        ValueError: if a list has another length.
+        ValueError: for a time or an integer without an equal in the type, a floating-point number
+            beyond its range, or a list whose length is not that of the vectors.
 
     Example:
-        >>> as_vectors(Ragged(np.arange(4.0), np.array([0, 2, 2, 4])), 2).tolist()
-        [[0.0, 1.0], [nan, nan], [2.0, 3.0]]
+        >>> days = np.array(["1970-01-02"], "datetime64[D]")
+        >>> converted(days, ("datetime64[s]", False)).tolist()
+        [datetime.datetime(1970, 1, 2, 0, 0)]
     """
-    lengths = np.diff(lists.offsets)
-    valid = lengths == length
-    rows = int(valid.sum())
-    wrong = ~valid & (lengths != 0)
-    if rows < len(lists) and wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            f"a list of {int(lengths[row])} values at row {first_row + row}, but all lists of this "
-            f"column must have {length}. Write lists of one length, and a missing one as null."
-        )
-    vectors = with_flat_values(np.empty((rows, length), dtype=bool), lists.values)
-    if rows == len(lists):
-        return vectors
-    if not rows:
-        return with_null_rows(np.zeros((len(lists), length), dtype=lists.values.dtype), valid)
-    return with_null_rows(take(vectors, np.maximum(np.cumsum(valid) - 1, 0)), valid)
+    if column_type(column) == tuple(kind):
+        return column
+    name, length = element_type(kind[0])
+    if length is not None and isinstance(column, Ragged):  # an empty list is a missing vector
+        lengths = np.diff(column.offsets)
+        wrong = (lengths != length) & (lengths != 0)
+        if bool(wrong.any()):
+            raise ValueError(f"the list at row {int(wrong.argmax())} has not {length} values")
+        lists = column_to_arrow(Ragged(column.values, column.offsets, lengths == length))
+        column = column_from_arrow(lists.cast(pa.list_(lists.type.value_type, length)))
+    if kind[1]:
+        column = as_lists(column)
+    values = values_of(flat_values(column))
+    valid = valid_of(flat_values(column))
+    if isinstance(values, Strings) or values.dtype == name:
+        return column
+    dtype = np.dtype(name)
+    if values.dtype.kind in "iu" and dtype.kind in "iu":
+        numbers = values if valid is None else values[valid]
+        limits = np.iinfo(dtype)
+        low = int(numbers.min(initial=0))
+        if low < limits.min or int(numbers.max(initial=0)) > limits.max:
+            return column
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = values.astype(dtype)
+        if values.dtype.kind == "f":
+            wrong = np.isinf(result) & ~np.isinf(values)
+        else:  # compared as integers, so that not-a-time equals itself
+            bits = f"i{values.itemsize}"
+            wrong = result.astype(values.dtype).view(bits) != values.view(bits)
+    if valid is not None:
+        wrong &= valid
+    if bool(wrong.any()):
+        place = int(wrong.argmax())
+        lists = as_lists(column)
+        is_list = isinstance(lists, Ragged)
+        row = int(np.searchsorted(lists.offsets, place, side="right")) - 1 if is_list else place
+        raise ValueError(f"{values[place]} at row {row} has no equal in it")
+    return with_flat_values(column, with_nulls(result, valid))
 
 
 # Rows of a column of any kind.
 
 
-def take(column: Any, rows: Array) -> Any:
+def take(column: Any, rows: np.ndarray) -> Any:
     """Return the given rows of a column of any kind."""
-    return column[rows] if is_array(column) and column.ndim == 2 else column.take(rows)
+    return column.take(rows, axis=0) if isinstance(column, np.ndarray) else column.take(rows)
 
 
 def slice_rows(column: Any, start: int, stop: int) -> Any:
     """Return rows [start, stop) of a column of any kind, without copying an array."""
-    return column[start:stop] if is_array(column) else column.slice(start, stop)
-
-
-def _kind(column: Any) -> type[Any]:
-    """Return the class of a column; `Strings` for one derived from it, which may hold less."""
-    return Strings if isinstance(column, Strings) else type(column)
-
-
-def concat_columns(parts: Sequence[Any]) -> Any:
-    """Return several columns of one kind, concatenated; some may be `Masked`, others not.
-
-    Raises:
-        TypeError: if the kinds differ.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    valid = None
-    masks = [getattr(part, "valid", None) for part in parts]  # of lists and of values with nulls
-    if any(mask is not None for mask in masks):
-        sizes = [part.shape if is_array(part) else len(part) for part in parts]
-        known = zip(masks, sizes, strict=True)
-        valid = np.concatenate([np.ones(n, dtype=bool) if m is None else m for m, n in known])
-    if any(isinstance(part, Masked) for part in parts):
-        return Masked(concat_columns([parts_of(part)[0] for part in parts]), valid)
-    kinds = {_kind(part) for part in parts}
-    if len(kinds) > 1:
-        names = sorted(kind.__name__ for kind in kinds)
-        raise TypeError(f"only columns of one kind can be concatenated, got {names}")
-    if is_array(parts[0]):
-        return np.concatenate(parts)
-    ends = np.cumsum([0] + [int(part.offsets[-1]) for part in parts])
-    shifted = [part.offsets[1:] + end for part, end in zip(parts, ends, strict=False)]
-    offsets = np.concatenate([parts[0].offsets[:1], *shifted])
-    if isinstance(parts[0], Strings):
-        return Strings(np.concatenate([part.data for part in parts]), offsets)
-    return Ragged(concat_columns([part.values for part in parts]), offsets, valid)
+    return column[start:stop] if isinstance(column, np.ndarray) else column.slice(start, stop)
 
 
 # Arrow arrays.
 
 
-def column_from_arrow(array: Any) -> Any:
+def column_from_arrow(array: pa.Array | pa.ChunkedArray) -> Any:
     """Return an Arrow array as a column of a chunk.
 
     Raises:
@@ -471,7 +489,8 @@ def column_from_arrow(array: Any) -> Any:
     array = one_array(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.float32())
-    kind, types = array.type, pa.types
+    kind = array.type
+    types = pa.types
     if types.is_dictionary(kind):
         return column_from_arrow(array.cast(with_wide_offsets(kind)).dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind):
@@ -500,34 +519,37 @@ def column_from_arrow(array: Any) -> Any:
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
 
 
-def _vectors_from_arrow(array: Any) -> Any:
-    rows, length = len(array), array.type.list_size
-    column = column_from_arrow(array.values.slice(array.offset * length, rows * length))
-    vectors = with_flat_values(np.empty((rows, length), bool), column)
-    return with_null_rows(vectors, valid_rows(array)) if array.null_count else vectors
+def _vectors_from_arrow(array: pa.FixedSizeListArray) -> Any:
+    rows = len(array)
+    length = array.type.list_size
+    values = array.values.slice(array.offset * length, rows * length)
+    if array.null_count:  # a null vector has a null in each place
+        valid = pa.array(np.repeat(valid_rows(array), length))
+        values = pc.if_else(valid, values, pa.scalar(None, values.type))
+    return with_flat_values(np.empty((rows, length), bool), column_from_arrow(values))
 
 
-def _ragged_from_arrow(array: Any) -> Ragged:
+def _ragged_from_arrow(array: pa.Array) -> Ragged:
     valid = valid_rows(array) if array.null_count else None
-    values, offsets = list_parts(array)
-    column = column_from_arrow(values)
+    parts = list_parts(array)
+    column = column_from_arrow(parts[0])
     if isinstance(column, Ragged):
         raise TypeError(
             f"Arrow type {array.type} is not supported; {remedy_for(str(array.type))}, or leave "
             "the column out"
         )
-    return Ragged(column, offsets, valid)
+    return Ragged(column, parts[1], valid)
 
 
-def column_to_arrow(column: Any) -> Any:
+def column_to_arrow(column: Any) -> pa.Array:
     """Return a column as a `pyarrow.Array`; NaN remains NaN, a `Masked` null becomes null."""
     if is_vectors(column):
-        length = parts_of(column)[0].shape[1]
+        length = values_of(column).shape[1]
         return pa.FixedSizeListArray.from_arrays(column_to_arrow(flat_values(column)), length)
     if isinstance(column, Ragged):
         mask = None if column.valid is None else pa.array(~column.valid)
-        values, offsets = column_to_arrow(column.values), pa.array(column.offsets)
-        return pa.LargeListArray.from_arrays(offsets, values, mask=mask)
+        values = column_to_arrow(column.values)
+        return pa.LargeListArray.from_arrays(pa.array(column.offsets), values, mask=mask)
     if isinstance(column, Masked):
         values = column_to_arrow(column.values)
         return pc.if_else(pa.array(column.valid), values, pa.scalar(None, values.type))

@@ -89,7 +89,7 @@ ERRORS = [
     (lambda: fit(LabelEncoder(), chunk_of(y=([None], pa.string()))), "'y': .* found no value"),
     (lambda: fit(LabelEncoder(), chunk_of(y=[["a"]])), "'y': .* one value per row, got lists"),
     (lambda: ENCODER.transform(chunk_of(y=[["a"]])), "'y': .* one value per row, got lists"),
-    (lambda: LabelEncoder().transform(chunk_of(y=["a"])), "'y': .* has no classes yet"),
+    (lambda: LabelEncoder().transform(chunk_of(y=["a"])), "'y': .* has learned no value yet"),
     *[
         (lambda wrong=wrong: ENCODER.decode("y", wrong), "'y': LabelEncoder has 3 classes with ids")
         for wrong in (np.array([3]), np.array([-1]), np.ones((2, 2)), np.ones(2))

@@ -125,7 +125,7 @@ def test_renamed_ids_keep_their_cardinality():
 COLUMNS = [
     (FillMissing(0.5), [None, 3], r"FillMissing cannot put 0.5 into .* int64"),
     (FillMissing(0), ["a"], "FillMissing cannot put 0 into a column of string"),
-    (FillMissing(-1), [None, True], "FillMissing cannot put -1 into .* bool.* 0 or 1"),
+    (FillMissing(-1), [None, True], "FillMissing cannot put -1 into .* bool.* from 0 to 1"),
     (
         FillMissing(0),
         np.arange(2).astype("M8[us]"),
@@ -184,7 +184,6 @@ def test_a_median_that_a_smaller_dtype_cannot_hold_is_refused():
         (lambda: Clip(2, 1), "min_value 2 is above"),
         (lambda: Clip(math.nan), "Clip: min_value must be a finite number"),
         (lambda: FillMissing(math.inf), "fill_value must be a finite number"),
-        (lambda: ["x"] >> HashBucket({"y": 1}), r"num_buckets has no entry for columns \['x'\]"),
         (lambda: ["a"] >> Rename({"b": "c"}), r"Rename: no columns \['b'\]"),
         (lambda: (["a"] >> LogOp()) >> Categorify, "forget the brackets"),
     ],

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 
-from tutorlib.columns import Chunk
+from tutorlib.columns import Chunk, encoded_column
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Normalize
-from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.workflow import Workflow
 

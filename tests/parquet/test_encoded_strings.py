@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support.ops_strategies import FEW, TEXTS
 from tutorlib.columns import (
+    EncodedStrings,
     Masked,
     column_from_arrow,
     column_to_arrow,
+    encoded_column,
 )
 from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder
-from tutorlib.ops.encoded import (
-    EncodedStrings,
-    encoded_column,
-    integers_as_strings,
-    strings_as_integers,
-)
+from tutorlib.ops.keys import integers_as_strings, strings_as_integers
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorlib.columns import Chunk, Masked, Ragged, Strings
+from tutorlib.columns import Chunk, Masked, Ragged, Strings, encoded_column
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import (
     ParquetError,
     ParquetSink,

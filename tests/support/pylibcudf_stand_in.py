@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pyarrow.parquet as pq
 
-from tutorlib.columns import Chunk, Ragged, parts_of
+from tutorlib.columns import Chunk, Ragged, valid_of, values_of
 
 pylibcudf = types.ModuleType("pylibcudf")
 calls = []  # [(path, row groups), ...] of each call of read_parquet
@@ -37,7 +37,8 @@ class Column:
     """A column of libcudf, of the numbers or lists of a chunk in the host's memory."""
 
     def __init__(self, column):
-        self._column, self._valid = parts_of(column)
+        self._column = values_of(column)
+        self._valid = valid_of(column)
 
     def type(self):
         name = self._column.dtype.name.upper()

@@ -10,32 +10,12 @@ To add an op: a class here, its name below, a row in `tests/ops/cases.py`, and a
 `tutorlib/serving` if a model is to carry it.
 """
 
-from tutorlib.ops.base import (
-    ColumnGroup,
-    ColumnOp,
-    LearningOp,
-    Op,
-    as_group,
-    op_class,
-    saved_name,
-)
-from tutorlib.ops.keys import (
-    Categorify,
-    HashBucket,
-    LabelEncoder,
-)
-from tutorlib.ops.numbers import (
-    Clip,
-    FillMedian,
-    FillMissing,
-    LogOp,
-    Normalize,
-    Rename,
-)
+from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, as_group, op_class, saved_name
+from tutorlib.ops.keys import Categorify, HashBucket, LabelEncoder
+from tutorlib.ops.numbers import Clip, FillMedian, FillMissing, LogOp, Normalize, Rename
 
 __all__ = [
-    "Categorify", "Clip", "ColumnGroup",
-    "ColumnOp", "FillMedian", "FillMissing", "HashBucket",
-    "LabelEncoder", "LearningOp", "LogOp", "Normalize", 
-    "Op", "Rename", "as_group", "op_class", "saved_name",
+    "Categorify", "Clip", "ColumnGroup", "ColumnOp", "FillMedian", "FillMissing", "HashBucket",
+    "LabelEncoder", "LearningOp", "LogOp", "Normalize", "Op", "Rename", "as_group", "op_class",
+    "saved_name",
 ]  # fmt: skip

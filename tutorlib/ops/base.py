@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import keyword
-import re
 import reprlib
 import sys
 from abc import ABC, abstractmethod
@@ -18,16 +16,14 @@ import numpy as np
 
 from tutorlib.checks import shortened
 from tutorlib.columns import (
-    Array,
     Chunk,
-    Ragged,
+    FlatColumn,
     Strings,
-    as_lists,
     column_type,
     flat_values,
     missing_in,
-    parts_of,
-    slice_rows,
+    valid_of,
+    values_of,
     with_flat_values,
     with_nulls,
 )
@@ -66,13 +62,11 @@ class Op(ABC):
 
     def __repr__(self) -> str:
         """Return the op with the arguments that are not the defaults."""
-        parameters = inspect.signature(type(self)).parameters.values()
-        given = {p.name: (_plain(getattr(self, p.name, p.default)), p.default) for p in parameters}
-        words = [
-            f"{name}={reprlib.repr(value)}"
-            for name, (value, default) in given.items()
-            if value not in ({}, _plain(default))
-        ]
+        words = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = _plain(getattr(self, name, parameter.default))
+            if value not in ({}, _plain(parameter.default)):
+                words.append(f"{name}={reprlib.repr(value)}")
         return f"{type(self).__name__}({', '.join(words)})"
 
     @abstractmethod
@@ -103,57 +97,56 @@ class Op(ABC):
         """Return an error message: "column 'x': Clip " and the rule."""
         return f"column {name!r}: {type(self).__name__} {rule}"
 
-    def _check_no_lists(self, name: str, column: Any) -> None:
-        if isinstance(as_lists(column), Ragged):
-            raise TypeError(self._wrong(name, "takes one value per row, got lists"))
-
-    def _check_kind(self, name: str, values: Any, learned: Any) -> None:
+    def _check_kind(self, name: str, values: FlatColumn, learned: FlatColumn) -> None:
         """Refuse strings where numbers were learned, and numbers where strings were."""
         if isinstance(values, Strings) != isinstance(learned, Strings):
-            kinds = [column_type(column)[0] for column in (learned, values)]
-            rule = f"has keys of {kinds[0]}, got {kinds[1]}. Give the column one type in all files"
-            raise TypeError(self._wrong(name, f"{rule}, or fit again."))
+            rule = f"has keys of {column_type(learned)[0]}, got {column_type(values)[0]}"
+            remedy = "Give the column one type in all files, or fit again"
+            raise TypeError(self._wrong(name, f"{rule}. {remedy}."))
 
-    def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
-        """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
-        values, valid = parts_of(column)
+    def _check_numbers(self, name: str, column: FlatColumn) -> None:
+        """Raise TypeError for strings and dates."""
+        values = values_of(column)
         if isinstance(values, Strings):
-            known = [text for text in slice_rows(column, 0, 1000).tolist() if text is not None]
+            first = np.flatnonzero(~missing_in(column))[:1]
+            example = f" such as {values.take(first).tolist()[0]!r}" if len(first) else ""
             rule = (
-                f"takes numbers, got strings{f' such as {known[0]!r}' if known else ''}. Use "
-                "Categorify if they are ids. Make numbers of numbers in the data "
-                "(pandas.to_numeric; pyarrow.compute.replace_substring_regex, then cast)."
+                f"takes numbers, got strings{example}. Use Categorify if they are ids. Make "
+                "numbers of numbers in the data (pandas.to_numeric; "
+                "pyarrow.compute.replace_substring_regex, then cast)."
             )
-        elif values.dtype.kind in "mM":
+            raise TypeError(self._wrong(name, rule))
+        if values.dtype.kind in "mM":
             rule = f"takes numbers, got {values.dtype}: {remedy_for(str(values.dtype))}."
-        else:
-            return values, valid
-        raise TypeError(self._wrong(name, rule))
+            raise TypeError(self._wrong(name, rule))
 
-    def _floats(self, name: str, column: Any) -> Array:
+    def _floats(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return numbers as float64, NaN at a null; may share the column's memory."""
-        values, valid = self._numbers(name, column)
-        floats = values.astype(np.float64, copy=False)
-        return floats if valid is None else with_nulls(floats.copy(), valid)
+        self._check_numbers(name, column)
+        values = values_of(column)
+        floats: np.ndarray = values.astype(np.float64, copy=values is not column)
+        with_nulls(floats, valid_of(column))
+        return floats
 
     def _check_size(self, name: str, values: np.ndarray) -> None:
         """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
-        low, high = values.min(initial=0), values.max(initial=0)
-        worst = high if high > -low else low
+        worst = max(values.min(initial=0), values.max(initial=0), key=abs)
         if not abs(worst) < 2.0**400:
             rule = f"takes values below 2**400, got {worst}. Put Clip before it."
             raise ValueError(self._wrong(name, rule))
 
-    def _keys(self, name: str, column: Any, *, to_learn: bool = False) -> tuple[Any, Array | None]:
-        """Return (values, valid) of integers, booleans or strings; dates as integers.
+    def _keys(
+        self, name: str, column: FlatColumn, *, to_learn: bool = False
+    ) -> np.ndarray | Strings:
+        """Return the values, which must be integers, booleans or strings; dates as integers.
 
         Raises:
             TypeError: for floats.
             ValueError: if `to_learn` and an integer is beyond int64.
         """
-        values, valid = parts_of(column)
+        values = values_of(column)
         if isinstance(values, Strings):
-            return values, valid
+            return values
         if values.dtype.kind in "mM":
             values = values.view(np.int64)
         if values.dtype.kind not in "iub":
@@ -165,7 +158,7 @@ class Op(ABC):
         if to_learn and values.dtype == np.uint64 and len(values) and int(values.max()) >= 2**63:
             rule = f"takes integers below 2**63, got {int(values.max())}. HashBucket takes any; or"
             raise ValueError(self._wrong(name, f"{rule} store them as strings."))
-        return values, valid
+        return values
 
 
 def saved_name(kind: type[Op]) -> str:
@@ -177,12 +170,8 @@ def saved_name(kind: type[Op]) -> str:
         >>> saved_name(LearningOp)
         'tutorlib.ops.LearningOp'
     """
-    return f"{'tutorlib.ops' if is_builtin(kind) else kind.__module__}.{kind.__qualname__}"
-
-
-def is_builtin(kind: type[Op]) -> bool:
-    """Return whether an op's class is one of this library."""
-    return kind.__module__.startswith("tutorlib.ops.")
+    is_ours = kind.__module__.startswith("tutorlib.ops.")
+    return f"{'tutorlib.ops' if is_ours else kind.__module__}.{kind.__qualname__}"
 
 
 def op_class(name: str) -> type[Op]:
@@ -191,14 +180,13 @@ def op_class(name: str) -> type[Op]:
     Raises:
         ValueError: if it is neither one of ours nor defined in this process.
     """
-    usable = {n: kind for n, kind in Op.registry.items() if not inspect.isabstract(kind)}
-    if name not in usable:
-        ours = sorted(kind.__name__ for kind in usable.values() if is_builtin(kind))
+    kind = Op.registry.get(name)
+    if kind is None or inspect.isabstract(kind):
         raise ValueError(
-            f"op {name!r} is not known. tutorlib.ops has {ours}; if the op is yours, import the "
+            f"op {name!r} is not known. If it is not one of tutorlib.ops but yours, import the "
             "module that defines it before Workflow.load."
         )
-    return usable[name]
+    return kind
 
 
 def _plain(value: Any) -> Any:
@@ -218,7 +206,7 @@ class ColumnOp(Op):
     """An op that transforms each column by itself, and of lists and vectors all their values."""
 
     @abstractmethod
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> FlatColumn:
         """Return a column transformed; of lists or vectors, it gets and returns all values, [n]."""
 
     def transform(self, chunk: Chunk) -> Chunk:
@@ -234,19 +222,18 @@ class ColumnOp(Op):
 
         A column gets the default role of a new dtype.
         """
-        if hasattr(self, "cardinality"):
-            ids = []
-            for column in map(with_lists, columns):
+        result = []
+        for column in columns:
+            changes: dict[str, Any] = {}
+            if hasattr(self, "cardinality"):
                 size = self.cardinality(column.name)
-                ids.append(
-                    dataclasses.replace(column, role="categorical", dtype="int32", cardinality=size)
-                )
-            return ids
-        if not hasattr(self, "dtype"):
-            return list(columns)
-        made = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
-        kept = (lambda c: c) if made["role"] == "continuous" else with_lists
-        return [dataclasses.replace(kept(c), **made) for c in columns]
+                changes = {"role": "categorical", "dtype": "int32", "cardinality": size}
+            elif hasattr(self, "dtype"):
+                changes = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
+            if changes.get("role") == "categorical" and column.length is not None:
+                changes |= {"multi_hot": True, "length": None}  # vectors of ids are lists
+            result.append(dataclasses.replace(column, **changes))
+        return result
 
 
 class LearningOp(Op):
@@ -310,13 +297,16 @@ class LearningOp(Op):
         Raises:
             TypeError: naming the column, if its states do not fit each other.
         """
+        tables: dict[str, list[Chunk]] = {}
+        for state in states:
+            for name, table in state.items():
+                tables.setdefault(name, []).append(table)
         merged = {}
-        for key in dict.fromkeys(key for state in states for key in state):
-            several = [state[key] for state in states if key in state]
+        for name, several in tables.items():
             try:
-                merged[key] = several[0] if len(several) == 1 else self.merge_states(several)
+                merged[name] = several[0] if len(several) == 1 else self.merge_states(several)
             except TypeError as error:
-                raise TypeError(self._wrong(key, str(error))) from error
+                raise TypeError(self._wrong(name, str(error))) from error
         return merged
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
@@ -328,7 +318,10 @@ class LearningOp(Op):
 
         The op itself does not change, so that a worker can do it.
         """
-        return {**self._state, **{name: self.learn(name, table) for name, table in merged.items()}}
+        state = dict(self._state)
+        for name, table in merged.items():
+            state[name] = self.learn(name, table)
+        return state
 
 
 class ColumnGroup:
@@ -429,26 +422,3 @@ def check_real(name: str, value: Any) -> Any:
     if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {reprlib.repr(value)}")
     return value
-
-
-def with_lists(column: Column) -> Column:
-    """Return a column of vectors as one of lists, which ids are; any other column as it is."""
-    multi_hot = column.multi_hot or column.length is not None
-    return dataclasses.replace(column, multi_hot=multi_hot, length=None)
-
-
-SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
-SIGNATURE_RULE = (
-    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
-    "underscores alone, and is no word of Python."
-)
-
-
-def without_signature(names: Iterable[str]) -> list[str]:
-    """Return the names that TensorFlow would change or refuse in a signature.
-
-    Example:
-        >>> without_signature(["C1", "Item Name", "class"])
-        ['Item Name', 'class']
-    """
-    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

@@ -12,39 +12,36 @@ import pyarrow.compute as pc
 
 from tutorlib.checks import check_integer
 from tutorlib.columns import (
-    Array,
+    AnyColumn,
     Chunk,
+    EncodedStrings,
+    FlatColumn,
     Masked,
+    Ragged,
     Strings,
+    as_lists,
     column_from_arrow,
+    column_to_arrow,
+    column_type,
     flat_values,
-    is_array,
+    is_floats,
     missing_in,
-    parts_of,
     slice_rows,
     take,
+    valid_of,
+    values_of,
     with_nulls,
 )
 from tutorlib.hashing import KeyIndex, hash_values, to_buckets
-from tutorlib.ops.base import (
-    FIRST_ID,
-    NULL_ID,
-    UNKNOWN_ID,
-    ColumnOp,
-    LearningOp,
-    State,
-)
-from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
+from tutorlib.ops.base import FIRST_ID, NULL_ID, UNKNOWN_ID, ColumnOp, LearningOp, State
 from tutorlib.schema import Column
 
 _NARROW = 4  # values that a range of integers may have for each row
-_KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
-GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
 Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
 
 
-def count_keys(values: Any, valid: Array | None = None) -> Counts:
+def count_keys(values: np.ndarray | Strings, valid: np.ndarray | None = None) -> Counts:
     """Return the distinct keys of a column's values, and how often each occurs.
 
     Example:
@@ -55,49 +52,45 @@ def count_keys(values: Any, valid: Array | None = None) -> Counts:
     if isinstance(values, EncodedStrings):  # the dictionary has each string once
         codes = values.codes if valid is None else values.codes[valid]
         counts = np.bincount(codes, minlength=len(values.dictionary))
-        met = np.flatnonzero(counts)
-        if len(met) == len(counts):
+        used = np.flatnonzero(counts)
+        if len(used) == len(counts):
             return values.dictionary, counts
-        return values.dictionary.take(pa.array(met)), counts[met]
-    values = values if valid is None else take(values, np.flatnonzero(valid))
-    if is_array(values):
+        return values.dictionary.take(pa.array(used)), counts[used]
+    if valid is not None:
+        values = take(values, np.flatnonzero(valid))
+    if isinstance(values, np.ndarray):
         integers = values.astype(np.int64, copy=False)
-        low, high = int(integers.min(initial=2**62)), int(integers.max(initial=-(2**62)))
+        low = int(integers.min(initial=2**62))
+        high = int(integers.max(initial=-(2**62)))
         if 0 <= high - low < _NARROW * len(integers):  # a table is faster than hashing
             counts = np.bincount(integers - low)
-            met = np.flatnonzero(counts)
-            return pa.array(met + low), counts[met]
-        counted = pc.value_counts(pa.array(integers))
-    else:
-        counted = pc.value_counts(values.to_arrow())
+            used = np.flatnonzero(counts)
+            return pa.array(used + low), counts[used]
+        values = integers
+    counted = pc.value_counts(column_to_arrow(values))
     return counted.field("values"), counted.field("counts").to_numpy()
 
 
 def add_counts(several: Sequence[Counts]) -> Counts:
     """Return the distinct keys of several counts, and the sum of the counts of each."""
+    all_counts = np.concatenate([counts for _, counts in several])
     keys, places = distinct_keys([keys for keys, _ in several])
     sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, places, np.concatenate([counts for _, counts in several]))
+    np.add.at(sums, places, all_counts)
     return keys, sums
 
 
-def after_null(keys: pa.Array, nulls: int = 1) -> Masked:
+def after_nulls(keys: pa.Array, nulls: int) -> Masked:
     """Return Arrow keys as a column that begins with nulls."""
-    values = column_from_arrow(keys)
-    valid = np.arange(nulls + len(keys)) >= nulls
-    if is_array(values):
-        return Masked(np.concatenate([np.zeros(nulls, values.dtype), values]), valid)
-    offsets = np.concatenate([np.zeros(nulls, np.int64), values.offsets])
-    return Masked(Strings(values.data, offsets), valid)
+    return column_from_arrow(pa.concat_arrays([pa.nulls(nulls, keys.type), keys]))
 
 
-def keys_of(column: Any, nulls: int = 1) -> pa.Array:
-    """Return the keys of which `after_null` made a column, as an Arrow array."""
-    keys = slice_rows(parts_of(column)[0], nulls, len(column))
-    return pa.array(keys) if is_array(keys) else keys.to_arrow()
+def keys_of(column: FlatColumn, nulls: int = 0) -> pa.Array:
+    """Return the keys of which `after_nulls` made a column, as an Arrow array."""
+    return column_to_arrow(slice_rows(values_of(column), nulls, len(column)))
 
 
-def distinct_keys(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
+def distinct_keys(parts: Sequence[pa.Array]) -> Counts:
     """Return (distinct keys of all parts, the place of each key in them).
 
     Raises:
@@ -117,24 +110,34 @@ def distinct_keys(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
     return integers_as_strings(encoded.dictionary), encoded.indices.to_numpy()
 
 
-def find_keys(index: KeyIndex, wanted: Any) -> Array:
-    """Return `index.find(wanted)`: positions counted from 1, 0 for a key that is not in the index.
+def strings_as_integers(strings: pa.Array) -> pa.Array | None:
+    """Return strings that all have 8 bytes as int64 [n]; None for any others.
 
-    Arrow looks up strings in host memory, and dictionary-encoded ones once an entry: 10 to 30 ns a
-    string where `index.find` takes 300 ns.
+    Ids of 8 hex digits are common, and Arrow hashes integers two to three times as fast as strings:
+    fitting columns of up to a million of them takes a quarter less time.
+
+    Example:
+        >>> strings = pa.array(["68fd1e64", "05db9164"], pa.large_string())
+        >>> integers_as_strings(strings_as_integers(strings)).to_pylist()
+        ['68fd1e64', '05db9164']
+        >>> strings_as_integers(pa.array(["68fd1e64", "05"], pa.large_string())) is None
+        True
     """
-    if not isinstance(wanted, Strings):
-        return index.find(wanted)
-    encoded = wanted if isinstance(wanted, EncodedStrings) else None
-    strings = wanted.to_arrow() if encoded is None else encoded.dictionary
-    if len(index.keys) > _KEYS_PER_STRING * len(strings):
-        positions = index.find(Strings.from_arrow(strings))
-    else:
-        known = index.keys.to_arrow()
-        pair = strings_as_integers(known), strings_as_integers(strings)
-        known, strings = (known, strings) if None in pair else pair
-        positions = pc.index_in(strings, value_set=known).fill_null(-1).to_numpy() + np.int32(1)
-    return positions if encoded is None else positions[encoded.codes]
+    if not len(strings) or strings.null_count or strings.type != pa.large_string():
+        return None
+    _, buffer, data = strings.buffers()
+    offsets = np.frombuffer(buffer, np.int64, len(strings) + 1, strings.offset * 8)
+    if offsets[-1] - offsets[0] != 8 * len(strings) or not (np.diff(offsets) == 8).all():
+        return None
+    integers = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view(np.int64)
+    return pa.array(np.require(integers, requirements=["ALIGNED"]))
+
+
+def integers_as_strings(integers: pa.Array) -> pa.LargeStringArray:
+    """Return the `pyarrow.LargeStringArray` [n] of which `strings_as_integers` made int64 [n]."""
+    offsets = pa.py_buffer(8 * np.arange(len(integers) + 1))
+    data = pa.py_buffer(integers.to_numpy())
+    return pa.LargeStringArray.from_buffers(len(integers), offsets, data)
 
 
 class KeyedOp(LearningOp):
@@ -143,46 +146,41 @@ class KeyedOp(LearningOp):
     first_key: ClassVar[int] = 0
     """The row of a table that has its first key; rows before it are for values without one."""
 
+    def __init__(self, tables: State) -> None:
+        """Keep tables that need not be learned, {column, or "" for all: table}."""
+        self._known = tables
+        self.state = {}
+
     def prepare(self) -> None:
         """Make the index of each table.
 
         Raises:
             ValueError: if a table has a key twice.
         """
-        self._tables, self._indexes = self.tables(), dict[str, KeyIndex]()
+        self._tables = {**self._known, **self._state}
+        self._indexes: dict[str, KeyIndex] = {}
         for name, table in self._tables.items():
-            keys, _ = parts_of(next(iter(table.values())))
-            keys = slice_rows(keys, self.first_key, table.num_rows)
+            values = values_of(next(iter(table.values())))
+            keys = slice_rows(values, self.first_key, table.num_rows)
             try:
                 self._indexes[name] = KeyIndex(_bits(keys) if is_floats(keys) else keys)
             except ValueError as error:
                 rule = f"cannot use the vocabulary: {error}"
                 raise ValueError(self._wrong(name, rule)) from error
 
-    def tables(self) -> State:
-        """Return the tables to find keys in, {`vocabulary_key` of a column: table}."""
-        return self.state
-
-    def vocabulary_key(self, name: str) -> str:
-        """Return the name of a column's table: its own, unless columns share one."""
-        return name
-
     def unlearned(self, names: Sequence[str]) -> list[str]:
         """Return the input columns without a table."""
-        return [name for name in names if self.vocabulary_key(name) not in self._tables]
+        return [] if "" in self._tables else [n for n in names if n not in self._tables]
 
     def table_of(self, name: str) -> Chunk:
-        """Return the table of a column."""
-        return self._tables[self.vocabulary_key(name)]
+        """Return the table of a column; ValueError before `fit`."""
+        if self.unlearned([name]):
+            raise ValueError(self._wrong(name, "has learned no value yet. Call fit first."))
+        return self._tables["" if "" in self._tables else name]
 
     def index_of(self, name: str) -> KeyIndex:
         """Return the index that finds the keys of a column."""
-        return self._indexes[self.vocabulary_key(name)]
-
-
-def is_floats(values: Any) -> bool:
-    """Return whether values are an array of floating-point numbers."""
-    return is_array(values) and values.dtype.kind == "f"
+        return self._indexes["" if "" in self._indexes else name]
 
 
 class Categorify(ColumnOp, KeyedOp):
@@ -239,25 +237,23 @@ class Categorify(ColumnOp, KeyedOp):
             check_integer("Categorify: freq_threshold", freq_threshold, 0, bits=63)
         self.freq_threshold = freq_threshold
         self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
-        self.state = {}
-
-    def tables(self) -> State:
-        """Return the vocabularies, given and learned, as `learn` returns them."""
-        return {**self.vocabularies, **self._state}
+        super().__init__(self.vocabularies)
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its counted keys}."""
         state: State = {}
         for name, column in chunk.items():
             if name not in self.vocabularies:
-                values, valid = self._keys(name, flat_values(column), to_learn=True)
+                column = flat_values(column)
+                valid = valid_of(column)
                 nulls = 0 if valid is None else int((~valid).sum())
-                state[name] = _with_nulls(nulls, count_keys(values, valid))
+                keys = self._keys(name, column, to_learn=True)
+                state[name] = _with_nulls(nulls, count_keys(keys, valid))
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the keys of all states with their counts added."""
-        counts = [(keys_of(state["value"]), state["count"][1:]) for state in states]
+        counts = [(keys_of(state["value"], 1), state["count"][1:]) for state in states]
         return _with_nulls(sum(state["count"][0] for state in states), add_counts(counts))
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
@@ -265,14 +261,15 @@ class Categorify(ColumnOp, KeyedOp):
 
         Values are by falling count, equally frequent ones by value.
         """
-        keys, counts = keys_of(merged["value"]), merged["count"][1:]
+        keys = keys_of(merged["value"], 1)
+        counts = merged["count"][1:]
         order = pc.array_sort_indices(keys).to_numpy()
         order = order[np.argsort(-counts[order], kind="stable")]
-        known = len(order) - _rare(counts[order], self.freq_threshold)
-        order, rare = order[:known], order[known:]
-        without_id = [merged["count"][0], counts[rare].sum()]
-        value = after_null(keys.take(pa.array(order)), nulls=2)
-        return Chunk({"value": value, "count": np.concatenate([without_id, counts[order]])})
+        counts = counts[order]
+        size = len(order) - _rare(counts, self.freq_threshold)
+        value = after_nulls(keys.take(pa.array(order[:size])), nulls=2)
+        without_id = [merged["count"][0], counts[size:].sum()]
+        return Chunk({"value": value, "count": np.concatenate([without_id, counts[:size]])})
 
     def vocabulary(self, name: str) -> list[Any]:
         """Return the values of a column in the order of their ids."""
@@ -284,16 +281,17 @@ class Categorify(ColumnOp, KeyedOp):
 
     def null_id(self, name: str) -> int:
         """Return the id of a null: that of unknown values if training has these alone."""
-        nulls, unknown = self.table_of(name)["count"][:2].tolist()
-        return UNKNOWN_ID if unknown and not nulls else NULL_ID
+        counts = self.table_of(name)["count"]  # of nulls, of unknown values, and the others
+        return UNKNOWN_ID if counts[1] and not counts[0] else NULL_ID
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return the ids of a column's values."""
-        values, valid = self._keys(name, column)
+        values = self._keys(name, column)
         index = self.index_of(name)
         self._check_kind(name, values, index.keys)
-        ids = find_keys(index, values)
+        ids = index.find(values)
         ids += UNKNOWN_ID  # positions count from 1, and 0 is unknown
+        valid = valid_of(column)
         if valid is not None:
             ids[~valid] = self.null_id(name)
         return ids
@@ -302,7 +300,7 @@ class Categorify(ColumnOp, KeyedOp):
 def _with_nulls(nulls: int, counts: Counts) -> Chunk:
     """Return a table of nulls, then of each key: {"value", "count": int64}."""
     keys, numbers = counts
-    return Chunk({"value": after_null(keys), "count": np.append(nulls, numbers)})
+    return Chunk({"value": after_nulls(keys, 1), "count": np.append(nulls, numbers)})
 
 
 def _rare(counts: np.ndarray, threshold: int | None) -> int:
@@ -320,10 +318,11 @@ def _rare(counts: np.ndarray, threshold: int | None) -> int:
     """
     if threshold is not None:
         return int((counts < threshold).sum())
-    total, together = int(counts.sum()), np.cumsum(counts[::-1])
+    total = int(counts.sum())
+    together = np.cumsum(counts[::-1])
     few = min(10, int((100 * counts <= total).sum()), int((20 * together <= total).sum()))
-    one = int((50 * together[:1] <= total).sum())
-    return max(int((100 * together <= total).sum()), few, one)
+    rarest = int((50 * together[:1] <= total).sum())
+    return max(int((100 * together <= total).sum()), few, rarest)
 
 
 def _vocabulary(name: str, values: Any) -> Chunk:
@@ -338,7 +337,8 @@ def _vocabulary(name: str, values: Any) -> Chunk:
             f"column {name!r}: Categorify: a vocabulary holds integers or strings and no null, got "
             f"{array.type} with {array.null_count} nulls"
         )
-    return Chunk({"value": after_null(array, nulls=2), "count": np.zeros(2 + len(array), np.int64)})
+    count = np.zeros(2 + len(array), np.int64)
+    return Chunk({"value": after_nulls(array, nulls=2), "count": count})
 
 
 class LabelEncoder(ColumnOp, KeyedOp):
@@ -372,48 +372,40 @@ class LabelEncoder(ColumnOp, KeyedOp):
 
     def __init__(self, classes: Sequence[Any] | None = None) -> None:
         self.classes = classes
-        self._given = None if classes is None else _given_classes(classes)
-        self.state = {}
+        super().__init__({} if classes is None else {"": _given_classes(classes)})
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its distinct values}."""
-        columns = {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
-        return {name: Chunk({"value": column_from_arrow(keys)}) for name, keys in columns.items()}
+        state: State = {}
+        for name in self.unlearned(chunk.names):
+            self._check_no_lists(name, chunk[name])
+            valid = ~missing_in(chunk[name])
+            values = values_of(chunk[name])
+            if is_floats(values):
+                keys = pa.array(values[valid].astype(np.float64) + 0.0).unique()
+            else:
+                keys = count_keys(self._keys(name, values, to_learn=True), valid)[0]
+                if column_type(values)[0] == "bool":
+                    keys = keys.cast(pa.bool_())
+            state[name] = Chunk({"value": column_from_arrow(keys)})
+        return state
 
-    def _distinct(self, name: str, column: Any) -> pa.Array:
-        self._check_no_lists(name, column)
-        values, there = parts_of(column)[0], ~missing_in(column)
-        if is_floats(values):
-            return pa.array(values[there].astype(np.float64) + 0.0).unique()
-        keys, _ = count_keys(self._keys(name, values, to_learn=True)[0], there)
-        return keys.cast(pa.bool_()) if is_array(values) and values.dtype.kind == "b" else keys
+    def _check_no_lists(self, name: str, column: AnyColumn) -> None:
+        if isinstance(as_lists(column), Ragged):
+            raise TypeError(self._wrong(name, "takes one value per row, got lists"))
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the distinct values of all states."""
-        keys, _ = distinct_keys([keys_of(state["value"], 0) for state in states])
+        keys = distinct_keys([keys_of(state["value"]) for state in states])[0]
         return Chunk({"value": column_from_arrow(keys)})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the classes in their order."""
-        keys = keys_of(merged["value"], 0)
+        keys = keys_of(merged["value"])
         if not len(keys):
             rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
             raise ValueError(self._wrong(name, rule))
         return Chunk({"value": column_from_arrow(keys.take(pc.array_sort_indices(keys)))})
-
-    def tables(self) -> State:
-        """Return the classes given, for all columns, or those learned of each: {"value"}."""
-        return self.state if self._given is None else {GIVEN: self._given}
-
-    def vocabulary_key(self, name: str) -> str:
-        """Return the column's name, or that of the classes given."""
-        return name if self._given is None else GIVEN
-
-    def table_of(self, name: str) -> Chunk:
-        """Return the classes of a column."""
-        if self.unlearned([name]):
-            raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
-        return super().table_of(name)
 
     def classes_of(self, name: str) -> list[Any]:
         """Return the classes of a column in the order of their ids."""
@@ -425,12 +417,13 @@ class LabelEncoder(ColumnOp, KeyedOp):
             self._check_no_lists(name, column)
         return super().transform(chunk)
 
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> FlatColumn:
         """Return the ids of a column's values."""
-        (values, _), classes = parts_of(column), self.table_of(name)["value"]
-        self._check_kind(name, values, classes)
-        found, missing = self._find(name, values), missing_in(column)
-        wrong = (found == 0) & ~missing
+        values = values_of(column)
+        missing = missing_in(column)
+        self._check_kind(name, values, self.table_of(name)["value"])
+        numbers = self._class_numbers(name, values)
+        wrong = (numbers == 0) & ~missing
         if bool(wrong.any()):
             row = int(wrong.argmax())
             rule = (
@@ -439,19 +432,19 @@ class LabelEncoder(ColumnOp, KeyedOp):
                 "on rows of every class, or name all of them in classes=."
             )
             raise ValueError(self._wrong(name, rule))
-        return with_nulls(found - 1, ~missing)
+        return with_nulls(numbers - 1, ~missing)
 
-    def _find(self, name: str, values: Any) -> Array:
+    def _class_numbers(self, name: str, values: Any) -> np.ndarray:
         """Return the number of each value's class, from 1; 0 if it has none."""
         index = self.index_of(name)
         if is_floats(self.table_of(name)["value"]):
             return index.find(_bits(values))
         if not is_floats(values):
-            return find_keys(index, values)
+            return index.find(values)
         fits = (values == np.floor(values)) & (np.abs(values) < 2.0**63)
         return index.find(np.where(fits, values, 0).astype(np.int64)) * fits
 
-    def decode(self, name: str, predictions: Any) -> Any:
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return the classes that a model predicts.
 
         Args:
@@ -469,33 +462,36 @@ class LabelEncoder(ColumnOp, KeyedOp):
         """
         classes = self.table_of(name)["value"]
         try:
-            given = np.asarray(predictions)
-            if given.dtype == object and len(given):  # rows, as Arrow and pandas hold them
-                given = np.stack([np.asarray(row) for row in given])
+            values = np.asarray(predictions)
+            if values.dtype == object and len(values):  # rows, as Arrow and pandas hold them
+                values = np.stack([np.asarray(row) for row in values])
         except (TypeError, ValueError) as error:
             rule = f"cannot decode these predictions: {error}"
             raise ValueError(self._wrong(name, rule)) from error
-        flat, size = given.reshape(-1), len(classes)
-        if given.dtype.kind == "f" and (missing := np.isnan(flat)).any():
-            row = int(missing.argmax()) * len(given) // len(flat)
-            raise ValueError(self._wrong(name, f"cannot decode NaN, got it at row {row}"))
-        if given.dtype.kind == "f" and given.shape[1:] == (size,):
-            ids = given.argmax(axis=1)
-        else:
-            ids = flat >= 0.5 if given.dtype.kind == "f" and size == 2 else flat
-        fits = len(ids) == len(given) and ids.dtype.kind in "iub"
+        size = len(classes)
+        ids = values.reshape(-1)
+        if values.dtype.kind == "f":
+            missing = np.isnan(ids)
+            if bool(missing.any()):
+                row = int(missing.argmax()) * len(values) // len(ids)
+                raise ValueError(self._wrong(name, f"cannot decode NaN, got it at row {row}"))
+            if values.shape[1:] == (size,):
+                ids = values.argmax(axis=1)
+            elif size == 2:
+                ids = ids >= 0.5
+        fits = len(ids) == len(values) and ids.dtype.kind in "iub"
         if len(ids) and not (fits and 0 <= ids.min() <= ids.max() < size):
-            rule = f"has {size} classes with ids in [0, {size}), got {given.dtype} predictions of "
-            raise ValueError(self._wrong(name, f"{rule}shape {given.shape}"))
-        found = take(classes, ids.astype(np.int64))
-        return found if is_array(found) else np.array(found.tolist(), dtype=str)
+            rule = f"has {size} classes with ids in [0, {size}), got {values.dtype} predictions of "
+            raise ValueError(self._wrong(name, f"{rule}shape {values.shape}"))
+        result = take(classes, ids.astype(np.int64))
+        return result if isinstance(result, np.ndarray) else np.array(result.tolist(), dtype=str)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return label columns of ids."""
         return [Column(column.name, "label", "int32") for column in columns]
 
 
-def _bits(values: Array) -> Array:
+def _bits(values: np.ndarray) -> np.ndarray:
     """Return numbers as int64 keys: the bits of float64, equal for equal numbers."""
     return (values.astype(np.float64) + 0.0).view(np.int64)  # -0.0 becomes 0.0
 
@@ -523,12 +519,12 @@ class HashBucket(ColumnOp):
     lengths. A null gets `first_id`, which values have too.
 
     Args:
-        num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
+        num_buckets: buckets of each column, 1 to 2**31 - 1.
         first_id: the lowest id, at least 0; 1 keeps the id 0 for the padding of lists. The
             cardinality is `first_id + num_buckets`, at most 2**31 - 1.
 
     Raises:
-        ValueError: if `num_buckets` or `first_id` is out of range, or a column has no entry.
+        ValueError: if `num_buckets` or `first_id` is out of range.
         TypeError: for floating-point columns.
 
     Example:
@@ -539,36 +535,20 @@ class HashBucket(ColumnOp):
     Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
     """
 
-    def __init__(self, num_buckets: int | Mapping[str, int], first_id: int = 0) -> None:
+    def __init__(self, num_buckets: int, first_id: int = 0) -> None:
         self.first_id = check_integer("HashBucket: first_id", first_id, at_least=0, bits=31)
-        by_name = num_buckets if isinstance(num_buckets, Mapping) else {"": num_buckets}
-        for buckets in by_name.values():
-            check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
-            size = int(buckets) + self.first_id
-            check_integer("HashBucket: first_id + num_buckets", size, at_least=1, bits=31)
-        self.num_buckets = num_buckets
+        self.num_buckets = check_integer("HashBucket: num_buckets", num_buckets, 1, bits=31)
+        check_integer("HashBucket: first_id + num_buckets", self.cardinality(""), 1, bits=31)
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return the id of each value."""
-        values, valid = self._keys(name, column)
-        ids = to_buckets(hash_values(values), self.buckets(name))
+        ids = to_buckets(hash_values(self._keys(name, column)), self.num_buckets)
         ids += self.first_id
+        valid = valid_of(column)
         if valid is not None:
             ids[~valid] = self.first_id
         return ids
 
-    def buckets(self, name: str) -> int:
-        """Return the number of buckets of a column."""
-        setting = self.num_buckets
-        return int(setting[name] if isinstance(setting, Mapping) else setting)
-
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids are in [0, cardinality)."""
-        return self.first_id + self.buckets(name)
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the same names; ValueError for columns without buckets."""
-        by_name = self.num_buckets if isinstance(self.num_buckets, Mapping) else names
-        if missing := [name for name in names if name not in by_name]:
-            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
-        return list(names)
+        return self.first_id + self.num_buckets

@@ -6,30 +6,24 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tutorlib.columns import (
-    Array,
     Chunk,
+    FlatColumn,
     Strings,
     column_from_arrow,
     column_to_arrow,
     flat_values,
     missing_in,
-    parts_of,
+    valid_of,
+    values_of,
     with_nulls,
 )
 from tutorlib.hashing import blocks_of
-from tutorlib.ops.base import (
-    ColumnOp,
-    LearningOp,
-    Op,
-    State,
-    check_real,
-)
+from tutorlib.ops.base import ColumnOp, LearningOp, Op, State, check_real
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column, listed, remedy_for
 
@@ -39,15 +33,13 @@ NO_VALUE = "found no value. Put FillMissing before it."
 class _Filler(ColumnOp):
     """Columns without nulls and NaN."""
 
-    rounds_down = False  # for columns of integers or booleans
-
     @abstractmethod
-    def fill_of(self, name: str) -> Any:
-        """Return the value that fills a column."""
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float | str:
+        """Return the value that fills a column of a dtype (strings: None)."""
 
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray | Strings:
         """Return the column without nulls and NaN."""
-        values, _ = parts_of(column)
+        values = values_of(column)
         text = isinstance(values, Strings)
         fill = self.value_for(name, None if text else values.dtype)
         missing = missing_in(column)
@@ -57,16 +49,14 @@ class _Filler(ColumnOp):
             return column_from_arrow(column_to_arrow(column).fill_null(fill))
         return np.where(missing, fill, values)
 
-    def value_for(self, name: str, dtype: np.dtype | None) -> Any:
+    def value_for(self, name: str, dtype: np.dtype | None) -> np.generic | float | str:
         """Return the value that fills a column, as a scalar of its dtype (strings: None).
 
         Raises:
             TypeError: for a number in a column of strings or times, and for a string in others.
             ValueError: if the dtype cannot hold the value.
         """
-        fill = self.fill_of(name)
-        if dtype is not None and dtype.kind in "iub" and self.rounds_down:
-            fill = math.floor(fill)
+        fill = self.fill_of(name, dtype)
         rule = f"cannot put {fill!r} into a column of {'string' if dtype is None else dtype}"
         if dtype is not None and dtype.kind in "mM":
             remedy = f"{remedy_for(str(dtype))}. Categorify gives nulls an id."
@@ -74,21 +64,18 @@ class _Filler(ColumnOp):
         if (dtype is None) != isinstance(fill, str):
             remedy = "Give a number for numbers and a string for strings"
             raise TypeError(self._wrong(name, f"{rule}. {remedy}."))
-        if dtype is None:
+        if dtype is None or isinstance(fill, str):
             return fill
         low, high = limits_of(dtype)
-        if dtype.kind in "iub":
-            if fill != int(fill) or not low <= fill <= high:
-                words = "0 or 1" if dtype.kind == "b" else f"a whole number from {low} to {high}"
-                rule += f". Give {words}, or cast the column to float64 in the data"
-                raise ValueError(self._wrong(name, f"{rule}."))
-        elif not low <= fill <= high:
-            rule += f", whose numbers are within [{low}, {high}]. Give another one"
-            raise ValueError(self._wrong(name, f"{rule}, or cast the column in the data."))
+        whole = dtype.kind == "f" or fill == int(fill)
+        if not (whole and low <= fill <= high):
+            kind = "number" if dtype.kind == "f" else "whole number"
+            remedy = f"Give a {kind} from {low} to {high}, or cast the column."
+            raise ValueError(self._wrong(name, f"{rule}. {remedy}"))
         return dtype.type(fill)
 
 
-def limits_of(dtype: np.dtype) -> tuple[Any, Any]:
+def limits_of(dtype: np.dtype) -> tuple[float, float]:
     """Return the smallest and the largest finite number of a dtype."""
     if dtype.kind == "b":
         return 0, 1
@@ -121,7 +108,7 @@ class FillMissing(_Filler):
             check_real("FillMissing: fill_value", fill_value)
         self.fill_value = fill_value
 
-    def fill_of(self, name: str) -> Any:
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float | str:
         """Return `fill_value`."""
         return self.fill_value
 
@@ -148,44 +135,37 @@ class FillMedian(_Filler, LearningOp):
         [1.0, 2.0, 9.0, 2.0]
     """
 
-    rounds_down = True
-
-    def fill_of(self, name: str) -> float:
-        """Return the column's median."""
-        return self._state[name]["median"].item()
+    def fill_of(self, name: str, dtype: np.dtype | None) -> float:
+        """Return the column's median, rounded down for integers and booleans."""
+        median: float = self._state[name]["median"].item()
+        return math.floor(median) if dtype is not None and dtype.kind in "iub" else median
 
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its values, as the bits of float64, and their counts}."""
         state = {}
         for name, column in chunk.items():
-            values, valid = self._numbers(name, flat_values(column))
-            if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
-                keys, counts = count_keys(values, valid)
-                bits = keys.to_numpy().astype(np.float64).view(np.int64)
-                state[name] = Chunk({"bits": bits, "count": counts})
-                continue
             values = self._floats(name, flat_values(column))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
-            keys, counts = count_keys(values.view(np.int64))
-            state[name] = Chunk({"bits": keys.to_numpy(), "count": counts})
+            counted = count_keys(values.view(np.int64))
+            state[name] = Chunk({"bits": counted[0].to_numpy(), "count": counted[1]})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the counts of all states."""
-        bits, counts = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
-        return Chunk({"bits": bits.to_numpy(), "count": counts})
+        total = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
+        return Chunk({"bits": total[0].to_numpy(), "count": total[1]})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
-        values, counts = merged["bits"].view(np.float64), merged["count"]
+        values = merged["bits"].view(np.float64)
         order = np.argsort(values)
-        ends = np.cumsum(counts[order])
+        ends = np.cumsum(merged["count"][order])
         if len(ends) == 0:
             raise ValueError(self._wrong(name, NO_VALUE))
-        middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
-        low, high = values[order][np.searchsorted(ends, middle, side="right")]
-        return Chunk({"median": np.array([float(low + high) / 2])})
+        middle = [(ends[-1] - 1) // 2, ends[-1] // 2]
+        two = values[order][np.searchsorted(ends, middle, side="right")]
+        return Chunk({"median": np.array([float(two.sum()) / 2])})
 
 
 class Normalize(ColumnOp, LearningOp):
@@ -216,41 +196,43 @@ class Normalize(ColumnOp, LearningOp):
     dtype = "float32"
 
     def partial(self, chunk: Chunk) -> State:
-        """Return {column: count, mean and squared distances from it}, no row without a value."""
+        """Return {column: count, mean and squared distances from it}."""
         state = {}
         for name, column in chunk.items():
             values = self._floats(name, flat_values(column))
             missing = np.isnan(values)
             values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)
+            mean = 0.0
             if len(values):
                 first = float(values[0])  # equal values have exactly this mean and no distance
                 mean = first + float((values - first).mean())
-                state[name] = _moments(len(values), mean, float(np.square(values - mean).sum()))
-            else:
-                state[name] = _moments(0, 0.0, 0.0).slice(0, 0)
+            squares = float(np.square(values - mean).sum())
+            state[name] = _table_of({"count": len(values), "mean": mean, "squares": squares})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return count, mean and squared distances of the values of all states."""
-        several = [_numbers_in(state) for state in states if state.num_rows]
-        if not several:
-            return states[0]
-        count, mean, squares = several[0]
-        for more, other_mean, other_squares in several[1:]:
-            total, apart = count + more, other_mean - mean
-            squares += other_squares + apart * apart * (count * more / total)
-            count, mean = total, mean + apart * (more / total)
-        return _moments(count, mean, squares)
+        total = _row_of(states[0])
+        for state in states[1:]:
+            more = _row_of(state)
+            count = total["count"] + more["count"] or 1  # without a value, all sums are 0
+            apart = more["mean"] - total["mean"]
+            both = total["count"] * more["count"] / count
+            total["squares"] += more["squares"] + apart * apart * both
+            total["mean"] += apart * (more["count"] / count)
+            total["count"] += more["count"]
+        return _table_of(total)
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return mean and standard deviation."""
-        if not merged.num_rows:
+        total = _row_of(merged)
+        if not total["count"]:
             raise ValueError(self._wrong(name, NO_VALUE))
-        count, mean, squares = _numbers_in(merged)
-        return Chunk({"mean": np.array([mean]), "std": np.array([math.sqrt(squares / count)])})
+        deviation = math.sqrt(total["squares"] / total["count"])
+        return _table_of({"mean": total["mean"], "std": deviation})
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return (x - mean) / standard deviation, computed in float64."""
         values = self._floats(name, column)
         result = np.empty(len(values), dtype=self.dtype)
@@ -263,19 +245,19 @@ class Normalize(ColumnOp, LearningOp):
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
-        mean, deviation = _numbers_in(self._state[name])
-        return mean, deviation or math.inf
+        learned = _row_of(self._state[name])
+        return learned["mean"], learned["std"] or math.inf
 
 
-def _moments(count: int, mean: float, squares: float) -> Chunk:
+def _table_of(row: Mapping[str, float]) -> Chunk:
     """Return a table of one row."""
-    parts = {"count": count, "mean": mean, "squares": squares}
-    return Chunk({name: np.array([number]) for name, number in parts.items()})
+    return Chunk.from_arrow(pa.Table.from_pylist([row]))
 
 
-def _numbers_in(table: Chunk) -> list[Any]:
+def _row_of(table: Chunk) -> dict[str, float]:
     """Return the numbers in a table of one row, as Python's."""
-    return [column.item() for column in table.columns.values()]
+    row: dict[str, float] = table.to_arrow().to_pylist()[0]
+    return row
 
 
 class Clip(ColumnOp):
@@ -311,22 +293,23 @@ class Clip(ColumnOp):
             raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
         self.min_value, self.max_value = min_value, max_value
 
-    def transform_column(self, name: str, column: Any) -> Any:
+    def transform_column(self, name: str, column: FlatColumn) -> FlatColumn:
         """Return the column within the limits."""
-        values, valid = self._numbers(name, column)
+        self._check_numbers(name, column)
+        values = values_of(column)
         low, high = self.limits_for(name, values.dtype)
         if low is not None:
             values = np.where(values < low, low, values)
         if high is not None:
             values = np.where(values > high, high, values)
-        return with_nulls(values, valid)
+        return with_nulls(values, valid_of(column))
 
-    def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
+    def limits_for(self, name: str, dtype: np.dtype) -> list[np.generic | None]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
-        limits: list[Any] = [self.min_value, self.max_value]
-        given = [limit for limit in limits if limit is not None]
-        rule = f"cannot limit a column of {dtype} to {given}"
-        whole = all(limit % 1 == 0 for limit in given)  # NaN for infinity
+        limits = [self.min_value, self.max_value]
+        numbers = [limit for limit in limits if limit is not None]
+        rule = f"cannot limit a column of {dtype} to {numbers}"
+        whole = all(number % 1 == 0 for number in numbers)  # NaN for infinity
         if dtype.kind not in "fiu" or (dtype.kind != "f" and not whole):
             remedy = "Give whole numbers, or cast the column to float64 in the data"
             raise ValueError(self._wrong(name, f"{rule}. {remedy}."))
@@ -361,7 +344,7 @@ class LogOp(ColumnOp):
 
     dtype = "float32"
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return log(1 + x)."""
         values = self._floats(name, column)
         bad = values <= -1

@@ -74,7 +74,8 @@ class ParquetSink:
             row_group_rows, rows_per_file, default=4_194_304
         )
         self.num_rows = 0
-        self._schema, self._may_be_null = schema, schema is not None
+        self._schema = schema
+        self._may_be_null = schema is not None
         self._stack = contextlib.ExitStack()
         self._held: list[pa.Table] = []
         self._held_rows = 0
@@ -120,7 +121,8 @@ class ParquetSink:
             self._close_writer()
             name = f"part_{self._files:05d}.parquet"
             self._file = self._partial if self.single_file else self._partial / name
-            self._files, self._rows_in_file = self._files + 1, 0
+            self._files += 1
+            self._rows_in_file = 0
             self._open(schema)
         elif pa.unify_schemas([self._writer.schema, schema]) != self._writer.schema:
             self._write_again(self._schema)
@@ -128,7 +130,8 @@ class ParquetSink:
         self._rows_in_file += rows
         self.num_rows += rows
         rest = whole.slice(rows)
-        self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
+        self._held = [rest] if rest.num_rows else []
+        self._held_rows = rest.num_rows
 
     def _open(self, schema: pa.Schema) -> None:
         self._writer = pq.ParquetWriter(
@@ -236,9 +239,11 @@ def _fast_encoding(schema: pa.Schema) -> dict[str, Any]:
     split: list[str] = []
     dictionary: list[str] = []
     for field in schema:
-        kind, path = field.type, field.name
+        kind = field.type
+        path = field.name
         if is_list(kind):
-            kind, path = kind.value_type, f"{field.name}.list.element"
+            kind = kind.value_type
+            path += ".list.element"
         number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         (split if number and kind.bit_width in (32, 64) else dictionary).append(path)
     return {

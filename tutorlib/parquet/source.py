@@ -272,7 +272,7 @@ class ParquetSource:
 
         Args:
             column: returns an Arrow array of strings, dictionary-encoded where the file has them
-                so, as a column of a chunk: `tutorlib.ops.encoded.encoded_column`.
+                so, as a column of a chunk: `tutorlib.columns.encoded_column`.
         """
         return self._changed(_string_column=column, _encoded=bool(self.paths))
 

@@ -6,7 +6,9 @@ graph needs TensorFlow alone.
 
 from __future__ import annotations
 
+import keyword
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
 from tutorlib.ops import ColumnGroup
-from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.output import new_folder, refuse_existing
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema, listed
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
+
+SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")  # TensorFlow changes others
 
 
 class WorkflowLayer(keras.layers.Layer):
@@ -235,10 +238,12 @@ def export_serving(
     )
 
     specs = layer.raw_inputs(nullable)
-    if wrong := without_signature(specs):
+    wrong = [n for n in specs if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]
+    if wrong:
         raise ValueError(
-            f"raw tensors {listed(wrong)} cannot be arguments of a signature: {SIGNATURE_RULE} "
-            "Rename the columns in the data and fit the workflow again."
+            f"raw tensors {listed(wrong)} cannot be arguments of a signature, whose names begin "
+            "with a letter, have ASCII letters, digits and underscores alone, and are no words of "
+            "Python. Rename the columns in the data and fit the workflow again."
         )
 
     def predict(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

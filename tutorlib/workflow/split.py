@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.columns import Masked, Strings
+from tutorlib.columns import valid_of, values_of
 from tutorlib.hashing import hash_integers, hash_values
 from tutorlib.parquet import ParquetSource
-from tutorlib.workflow.rows import as_source
+from tutorlib.workflow.fit import as_source
 
 HASHES = 2**64  # number of different hashes
 
@@ -29,8 +29,8 @@ def split_rows(
     a part without a seed may have only one label.
 
     Args:
-        data: a `ParquetSource`, or what it takes, such as paths or a DataFrame; a chunk or several
-            in a list. To split by the values of a column, use two sources with filters instead:
+        data: a `ParquetSource`, or what it takes, such as paths, a DataFrame or a `Chunk`. To split
+            by the values of a column, use two sources with filters instead:
             `ParquetSource(paths, filters=[("day", "<", 6)])` and its counterpart.
         shares: {name: share of the rows}, each above 0, together 1.
         seed: None cuts the rows in order, exact to a row: the first name gets the first rows, which
@@ -91,71 +91,54 @@ def split_rows(
     if seed is not None:
         seed = check_integer("seed", seed, at_least=0, bits=63)
     names = [by] if isinstance(by, str) else list(by or ())
-    seed = seed or 0 if names else seed
-    hashes = _hashes_of_groups(source, names, seed or 0) if names else {}
+    if names:
+        seed = seed or 0
+        hashes = _hashes_of_groups(source, names, seed)
     size = source.num_rows if seed is None else HASHES
-    ends = np.cumsum(list(shares.values()))[:-1].tolist()
-    bounds = [0, *((round if seed is None else int)(end * size) for end in ends), size]
     parts = {}
-    for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True):
-        share = RowShare(low, high, seed)
-        numbers: RowShare | GroupShare = share
+    low = 0
+    end = 0.0
+    for place, (name, share) in enumerate(shares.items(), 1):
+        end += share
+        high = round(end * size) if seed is None else int(end * size)
+        rows = RowShare(low, size if place == len(shares) else high, seed)
         if names:
-            bits = {
-                first: np.packbits((h >= np.uint64(low)) & (h <= np.uint64(high - 1)))
-                for first, h in hashes.items()
-            }
-            numbers = GroupShare(share, tuple(names), bits)
-        parts[name] = source.choose(numbers)
+            bits = {first: np.packbits(rows.of_hashes(some)) for first, some in hashes.items()}
+            parts[name] = source.choose(GroupShare(rows, tuple(names), bits))
+        else:
+            parts[name] = source.choose(rows)
         if parts[name].num_rows == 0:
             raise ValueError(
-                f"the share {shares[name]} of {name!r} gives it none of the {source.num_rows} rows"
+                f"the share {share} of {name!r} gives it none of the {source.num_rows} rows"
             )
+        low = high
     return parts
 
 
-def _hashes_of_groups(source: ParquetSource, names: list[str], seed: int) -> dict[int, Any]:
+def _hashes_of_groups(
+    source: ParquetSource, names: Sequence[str], seed: int
+) -> dict[int, np.ndarray]:
     """Return {number of the first row of a row group: hash of seed and values of each row}."""
-    hashes, first = {}, 0
+    hashes = {}
+    first = 0
     for position, group in enumerate(source.row_groups):
         chunk = source.read(position, names)
         total = hash_integers(np.full(group.num_rows, seed))
         for name in names:
-            column, nulls = chunk[name], None
-            if isinstance(column, Masked):
-                column, nulls = column.values, ~column.valid
-            is_array = isinstance(column, np.ndarray) and column.ndim == 1
-            if not (is_array and column.dtype.kind in "biu") and not isinstance(column, Strings):
-                kind, is_list = source.column_types[name]
+            kind, is_list = source.column_types[name]
+            if is_list or kind.rstrip("0123456789") not in ("bool", "int", "uint", "string"):
                 raise TypeError(
                     f"by takes columns of integers or strings, got {name!r} of "
                     f"{'lists of ' * is_list}{kind}. Add a column of one of these to the data"
                 )
-            values = hash_values(column)
-            if nulls is not None:
-                values[nulls] = np.uint64(0)
+            values = hash_values(values_of(chunk[name]))
+            valid = valid_of(chunk[name])
+            if valid is not None:
+                values[~valid] = np.uint64(0)
             total = hash_integers(total ^ values)
         hashes[first] = total
         first += group.num_rows
     return hashes
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupShare:
-    """Rows whose hash of the values of some columns is in a share."""
-
-    share: RowShare
-    names: tuple[str, ...]
-    bits: Mapping[int, np.ndarray]  # {number of the first row of a row group: packed bits}
-
-    @property
-    def identity(self) -> str:
-        """Text that two shares have in common only if they are equal."""
-        return f"{self.share.identity} by {list(self.names)}"
-
-    def __call__(self, first: int, rows: int) -> np.ndarray:
-        """Return which of the rows of a row group belong to it, as numbers from 0."""
-        return np.flatnonzero(np.unpackbits(self.bits[first], count=rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,15 +149,28 @@ class RowShare:
     high: int
     seed: int | None
 
-    @property
-    def identity(self) -> str:
-        """Text that two shares have in common only if they are equal."""
-        return f"split {self.low} {self.high} {self.seed}"
-
     def __call__(self, first: int, rows: int) -> range | np.ndarray:
         """Return which of the rows first, ..., first + rows - 1 belong to it, as numbers from 0."""
         if self.seed is None:
             return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
-        start = int(hash_integers(np.array([self.seed]))[0])
-        hashes = hash_integers(np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start))
-        return np.flatnonzero((hashes >= self.low) & (hashes < self.high))
+        start = hash_integers(np.array([self.seed]))
+        numbers = np.arange(first, first + rows, dtype=np.uint64)
+        return np.flatnonzero(self.of_hashes(hash_integers(numbers + start)))
+
+    def of_hashes(self, hashes: np.ndarray) -> np.ndarray:
+        """Return which hashes are in [low, high), bool [n]."""
+        return (hashes >= np.uint64(self.low)) & (hashes <= np.uint64(self.high - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupShare:
+    """Rows whose hash of the values of some columns is in a share."""
+
+    share: RowShare
+    names: tuple[str, ...]
+    bits: Mapping[int, np.ndarray] = dataclasses.field(repr=False)
+    """{number of the first row of a row group: packed bits}"""
+
+    def __call__(self, first: int, rows: int) -> np.ndarray:
+        """Return which of the rows of a row group belong to it, as numbers from 0."""
+        return np.flatnonzero(np.unpackbits(self.bits[first], count=rows))

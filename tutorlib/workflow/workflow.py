@@ -7,10 +7,13 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
 
 from tutorlib import ops, output
-from tutorlib.columns import Chunk
+from tutorlib.columns import AnyColumn, Chunk, converted
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import ParquetSource, file_rows, table_of
@@ -26,11 +29,20 @@ from tutorlib.schema import (
     type_words,
 )
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import fit_graph, unfitted_ops
-from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
-from tutorlib.workflow.types import converted
+from tutorlib.workflow.fit import (
+    Client,
+    as_source,
+    fit_ops,
+    reset_ops,
+    threads_without,
+    unfitted_ops,
+)
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
+if TYPE_CHECKING:
+    from tutorlib.serving.export import WorkflowLayer
+
+ColumnType = tuple[str, bool]  # NumPy name of one value or "string", whether a row holds a list
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
 
 
@@ -81,10 +93,12 @@ class Workflow:
         if not groups:
             raise ValueError("a Workflow needs at least one group of columns")
         # Copies of the ops, so that fitting does not change those of the user.
-        self.groups = [
-            ColumnGroup(group.names, map(copy.copy, group.ops))
-            for group in map(ops.as_group, groups)
-        ]
+        self.groups: list[ColumnGroup] = []
+        encoded: list[str] = []
+        for group in map(ops.as_group, groups):
+            self.groups.append(ColumnGroup(group.names, map(copy.copy, group.ops)))
+            if any(isinstance(op, ops.LabelEncoder) for op in group.ops):
+                encoded += group.output_names
         names = self.output_names
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
@@ -95,8 +109,6 @@ class Workflow:
             raise TypeError(f"label_names takes a list of names, got {label_names!r}")
         if label_names is None:
             label_names = ["label"] if "label" in names else []
-        encoding = [g for g in self.groups if any(isinstance(op, ops.LabelEncoder) for op in g.ops)]
-        encoded = [name for group in encoding for name in group.output_names]
         self.label_names = list(dict.fromkeys([*label_names, *encoded]))
         self.weight_name = weight_name
         if missing := [name for name in self._targets if name not in names]:
@@ -135,7 +147,7 @@ class Workflow:
     def fit(
         self,
         source: Any,
-        client: Any = None,
+        client: Client | None = None,
         *,
         threads: int | None = None,
     ) -> Self:
@@ -147,8 +159,8 @@ class Workflow:
         to the last bit for any number of threads or workers.
 
         Args:
-            source: `ParquetSource`, rows of one (`split_rows`), paths of Parquet or Arrow files, a
-                pyarrow Table, a pandas or polars DataFrame, a `Chunk` or a list of chunks.
+            source: `ParquetSource`, rows of one (`split_rows`), paths of Parquet files, a pyarrow
+                Table, a pandas or polars DataFrame, or a `Chunk`.
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
@@ -162,10 +174,25 @@ class Workflow:
             ValueError: if there are no rows to fit on; for `threads` with `client`, because the
                 cluster sets its own.
         """
+        threads = threads_without(client, threads)
         data = as_source(source)
-        fit_graph(self, data, client=client, threads=threads)
-        if of_chunks(source):
-            self.time_kinds = {}
+        types = data.column_types
+        if missing := [name for name in self.input_names if name not in types]:
+            raise ValueError(
+                f"columns {listed(missing)} are not in the data, which has {listed(types)}"
+            )
+        self.input_types = {}
+        self.time_kinds = {}
+        reset_ops(self.groups)
+        try:
+            fit_ops(self.groups, data, client, threads)
+        except BaseException:
+            reset_ops(self.groups)
+            raise
+        for name in self.input_names:
+            self.input_types[name] = types[name]
+        if not isinstance(source, Chunk):
+            self.time_kinds = _time_kinds_in(data.arrow_schema, self.input_names)
         return self
 
     def check_fitted(self) -> None:
@@ -200,54 +227,43 @@ class Workflow:
         """
         self.check_fitted()
         source = as_source(data)
-        schema = None if of_chunks(data) else source.arrow_schema
+        schema = None if isinstance(data, Chunk) else source.arrow_schema
         self.for_columns(source.column_types).check_types(source.column_types, schema)
 
-    def check_types(self, types: Mapping[str, ColumnType], schema: Any = None) -> None:
+    def check_types(self, types: Mapping[str, ColumnType], schema: pa.Schema | None = None) -> None:
         """Raise ValueError unless columns of these types can be converted to those fitted on.
 
         Args:
             types: {column of the data: its type, as in `input_types`}.
-            schema: the `pyarrow.Schema` of the data, which tells what its times are; None if there
-                is none.
+            schema: of the data, which tells what its times are; None if there is none.
         """
-        differences, remedies = [], []
+        times = {} if schema is None else _time_kinds_in(schema, types)
+        differences = []
+        remedies: dict[str, None] = {}  # in order, each once
         for name in self.input_names:
-            given, fitted = types.get(name), self.input_types[name]
-            got = "missing" if given is None else type_words(given)
-            remedy: str | None = "only labels and weight may be missing (label_names)"
-            words = [got, type_words(fitted)]
-            if given is not None:
-                remedy = type_mismatch(given, fitted)
-                kinds = [time_kind(schema.field(name).type) if schema else None]
-                kinds.append(self.time_kinds.get(name))
-                if remedy is None and None not in kinds and kinds[0] != kinds[1]:
+            fitted = self.input_types[name]
+            was = type_words(fitted)
+            time = times.get(name)
+            fitted_time = self.time_kinds.get(name, time)
+            remedy: str | None = None
+            if name not in types:
+                got = "missing"
+                remedy = "only labels and weight may be missing (label_names)"
+            else:
+                got = type_words(types[name])
+                remedy = type_mismatch(types[name], fitted)
+                if remedy is None and time is not None and time != fitted_time:
+                    got = f"{got} ({time})"
+                    was = f"{was} ({fitted_time})"
                     remedy = "convert the times (pyarrow.compute.local_timestamp, assume_timezone)"
-                    words = [f"{word} ({kind})" for word, kind in zip(words, kinds, strict=True)]
             if remedy is not None:
-                differences.append(f"{name!r} is {words[0]}, was {words[1]}")
-                remedies.append(remedy)
+                differences.append(f"{name!r} is {got}, was {was}")
+                remedies[remedy] = None
         if differences:
             raise ValueError(
                 f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
-                "data with the same types, or fit the workflow again; "
-                f"{'; '.join(dict.fromkeys(remedies))}."
+                f"data with the same types, or fit the workflow again; {'; '.join(remedies)}."
             )
-
-    def _conformed(self, chunk: Chunk) -> Chunk:
-        """Return the columns of a chunk in the types that the workflow was fitted on."""
-        columns = {}
-        for name in self.input_names:
-            column, fitted = chunk[name], self.input_types[name]
-            try:
-                columns[name] = converted(column, fitted)
-            except ValueError as error:
-                was, got = type_words(fitted), type_words(column_type_of(column))
-                raise ValueError(
-                    f"column {name!r}: the workflow was fitted on {was}, got {got}, of which "
-                    f"{error}. Round or cast the column in the data, or fit the workflow again."
-                ) from error
-        return Chunk(columns)
 
     # ---- transforming ----------------------------------------------------------------------------
 
@@ -276,26 +292,34 @@ class Workflow:
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
-        schema = None
+        types: dict[str, ColumnType] = {}
         if isinstance(chunk, Chunk):
-            types = {name: column_type_of(column) for name, column in chunk.items()}
+            schema = None
+            for name, column in chunk.items():
+                types[name] = column_type_of(column)
         else:
             chunk = table_of(chunk)
             schema = chunk.schema
-            types = {field.name: column_type(field.type) for field in schema}
+            for field in schema:
+                types[field.name] = column_type(field.type)
         graph = self.for_columns(types)
-        if missing := [name for name in graph.input_names if name not in types]:
-            raise ValueError(
-                f"the workflow needs columns {listed(missing)}; there are {listed(types)}. Only "
-                "labels and weight may be missing: name them (label_names)."
-            )
         graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
-        chunk = graph._conformed(chunk)
-        columns: dict[str, Any] = {}
+        inputs: dict[str, AnyColumn] = {}
+        for name in graph.input_names:
+            fitted = self.input_types[name]
+            try:
+                inputs[name] = converted(chunk[name], fitted)
+            except ValueError as error:
+                raise ValueError(
+                    f"column {name!r}: the workflow was fitted on {type_words(fitted)}, got "
+                    f"{type_words(types[name])}, of which {error}. Round or cast the column in the "
+                    "data, or fit the workflow again."
+                ) from error
+        columns: dict[str, AnyColumn] = {}
         for group in graph.groups:
-            columns.update(group.transform(chunk))
+            columns.update(group.transform(Chunk(inputs)))
         return Chunk(columns)
 
     def for_columns(self, types: Mapping[str, ColumnType]) -> Self:
@@ -315,18 +339,27 @@ class Workflow:
             ['x']
         """
         targets = set(self._targets)
-        of_targets = [g.names for g in self.groups if targets.issuperset(g.output_names)]
-        may_lack = targets.union(*of_targets)
-        given = {n for n, kind in types.items() if tuple(kind) != EMPTY or n not in may_lack}
-        if given.issuperset(self.input_names):
+        may_lack = set(targets)  # what is an input of these alone, too
+        for group in self.groups:
+            if targets.issuperset(group.output_names):
+                may_lack.update(group.names)
+        usable = {n for n, kind in types.items() if tuple(kind) != EMPTY or n not in may_lack}
+        if usable.issuperset(self.input_names):
             return self
-        groups = [_with_columns(group, given, targets) for group in self.groups]
-        lacking = copy.copy(self)
-        lacking.groups = [group for group in groups if group is not None] or self.groups
-        lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
-        if self.weight_name not in lacking.output_names:
-            lacking.weight_name = None
-        return lacking
+        groups = []
+        for group in self.groups:
+            missing = set(group.names) - usable
+            rest = [name for name in group.names if name in usable]
+            if missing and rest and missing <= targets and _by_column(group):
+                groups.append(ColumnGroup(rest, group.ops))
+            elif not missing or not targets.issuperset(group.output_names):
+                groups.append(group)
+        smaller = copy.copy(self)
+        smaller.groups = groups or self.groups
+        smaller.label_names = [n for n in self.label_names if n in smaller.output_names]
+        if self.weight_name not in smaller.output_names:
+            smaller.weight_name = None
+        return smaller
 
     def with_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> Self:
         """Return the workflow with these output columns as labels and weight, too.
@@ -361,7 +394,7 @@ class Workflow:
         row_group_rows: int | None = None,
         shuffle_seed: int | None = None,
         overwrite: bool = False,
-        client: Any = None,
+        client: Client | None = None,
         threads: int | None = None,
     ) -> Path:
         """Write the transformed rows of `source` as Parquet files, a few row ranges at a time.
@@ -406,7 +439,7 @@ class Workflow:
         target = output.local_path(folder)
         output.refuse_overlap(target, job.inputs)
         with output.new_folder(target, overwrite=overwrite) as building:
-            write_data_set(job, building, client=client, threads=threads)
+            write_data_set(job, building, client, threads)
         return target
 
     # ---- columns that come out -------------------------------------------------------------------
@@ -421,20 +454,18 @@ class Workflow:
         self.check_fitted()
         columns: list[Column] = []
         for group in self.groups:
-            given = []
+            inputs = []
             for name in group.names:
                 kind, multi_hot = self.input_types[name]
                 is_vector = element_type(kind)[1] is not None  # vectors of any number may be labels
                 role = "label" if is_vector and name in self.label_names else role_of(kind)
-                given.append(Column(name, role).with_type(kind, multi_hot))
-            columns += group.output_columns(given)
-        roles = dict.fromkeys(self.label_names, "label")
-        if self.weight_name:
-            roles[self.weight_name] = "weight"
-        return Schema(
-            dataclasses.replace(c, role=roles[c.name], cardinality=None) if c.name in roles else c
-            for c in columns
-        )
+                inputs.append(Column(name, role).with_type(kind, multi_hot))
+            columns += group.output_columns(inputs)
+        for place, column in enumerate(columns):
+            if column.name in self._targets:
+                role = "weight" if column.name == self.weight_name else "label"
+                columns[place] = dataclasses.replace(column, role=role, cardinality=None)
+        return Schema(columns)
 
     def embedding_sizes(self) -> dict[str, tuple[int, int]]:
         """Return {column: (cardinality, embedding width)} of the columns that an op made ids of.
@@ -451,16 +482,14 @@ class Workflow:
 
     def check_label_ids(self, names: Iterable[str]) -> None:
         """Raise ValueError for output columns that cannot be labels, as ids of features."""
-        wanted = set(names)
+        names = set(names)
         for group in self.groups:
             makers = [op for op in group.ops if not isinstance(op, ops.Rename)]
-            last = makers[-1] if makers else None
-            of_features = isinstance(last, ops.Categorify | ops.HashBucket)
-            labels = wanted & set(group.output_names)
-            if of_features and labels:
+            labels = names.intersection(group.output_names)
+            if labels and makers and isinstance(makers[-1], ops.Categorify | ops.HashBucket):
                 raise ValueError(
-                    f"label {min(labels)!r}: {type(last).__name__} makes ids for features, not "
-                    "classes 0 to n - 1: Categorify begins with padding, null and out of "
+                    f"label {min(labels)!r}: {type(makers[-1]).__name__} makes ids for features, "
+                    "not classes 0 to n - 1: Categorify begins with padding, null and out of "
                     "vocabulary, and hashed classes collide. Use LabelEncoder."
                 )
 
@@ -469,7 +498,7 @@ class Workflow:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
         return {name: op.classes_of(name) for name, op in self._encoders().items()}
 
-    def decode(self, name: str, predictions: Any) -> Any:
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return the classes that a model predicts of a label that LabelEncoder made.
 
         Args:
@@ -507,7 +536,7 @@ class Workflow:
 
     # ---- serving and saving ----------------------------------------------------------------------
 
-    def to_keras(self, **options: Any) -> Any:
+    def to_keras(self, **options: Any) -> WorkflowLayer:
         """Return the fitted workflow as a Keras layer that turns raw values into model inputs.
 
         The layer outputs what `transform` does, to the last bit but for three cases;
@@ -545,7 +574,7 @@ class Workflow:
         return saved.fingerprint(self)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the fitted workflow: JSON, Parquet for the tables of its ops, and their SHA-256.
+        """Write the fitted workflow: JSON, Arrow for the tables of its ops, and their SHA-256.
 
         Args:
             folder: the folder to write, on this machine; it appears when it is whole.
@@ -559,7 +588,6 @@ class Workflow:
             ValueError: before `fit`; if JSON cannot hold an argument of an op, such as a function.
         """
         self.check_fitted()
-        saved.check_savable(self)
         target = output.local_path(folder)
         with output.new_folder(target, overwrite=overwrite) as building:
             saved.write_files(self, building)
@@ -585,16 +613,19 @@ class Workflow:
         return workflow
 
 
-def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> ColumnGroup | None:
-    """Return a group without the target columns that data lacks; None if it made nothing else."""
-    missing = set(group.names) - given
-    if not missing:
-        return group
-    kept = [name for name in group.names if name in given]
-    by_column = all(
-        isinstance(op, ops.ColumnOp) and op.output_names(group.names) == list(group.names)
-        for op in group.ops
-    )
-    if kept and by_column and missing <= targets:
-        return ColumnGroup(kept, group.ops)
-    return None if targets.issuperset(group.output_names) else group
+def _by_column(group: ColumnGroup) -> bool:
+    """Return whether each op of a group makes one column of each, of the same name."""
+    for op in group.ops:
+        if not isinstance(op, ops.ColumnOp) or op.output_names(group.names) != list(group.names):
+            return False
+    return True
+
+
+def _time_kinds_in(schema: pa.Schema, names: Iterable[str]) -> dict[str, str]:
+    """Return {column: what its times are}, without columns of other values."""
+    kinds = {}
+    for name in names:
+        kind = time_kind(schema.field(name).type)
+        if kind is not None:
+            kinds[name] = kind
+    return kinds

@@ -10,31 +10,29 @@ import collections
 import dataclasses
 import functools
 import itertools
+import os
 import re
 import shutil
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.columns import Chunk
-from tutorlib.ops.encoded import encoded_column
+from tutorlib.columns import Chunk, encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.workflow import saved
-from tutorlib.workflow.cluster import write_on_cluster
-from tutorlib.workflow.rows import (
+from tutorlib.workflow.fit import (
+    Client,
     as_source,
-    input_paths,
-    locate_errors,
-    read_range,
+    call_on_cluster,
+    map_on_threads,
+    on_range,
     row_ranges_in,
-    split_by_rows,
+    threads_without,
 )
-from tutorlib.workflow.threads import map_on_threads, threads_without
 
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
@@ -47,11 +45,6 @@ class PartFile:
     split: str  # name of the source that they are from; "" if there is only one, without a name
     number: int  # of the part file in its split
     row_ranges: list[RowRange]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the part file."""
-        return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @property
     def path(self) -> str:
@@ -74,15 +67,18 @@ class WriteJob:
         saved.check_savable(self.workflow)  # the folder holds the workflow too
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
+        self.inputs: list[str] = []  # files and folders of this machine
         self.workflows: dict[str, Any] = {}
+        self.schemas: dict[str, str] = {}
         for split, source in self.sources.items():
             self.workflow.check_data(source)
             if source.num_rows == 0:
                 raise ValueError(f"nothing to write: {split or 'the data'} has no rows")
             self.workflows[split] = self.workflow.for_columns(source.column_types)
-        self.schemas = {split: w.output_schema.to_json() for split, w in self.workflows.items()}
-        self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
-        self.sources = {n: s.with_strings_as(encoded_column) for n, s in self.sources.items()}
+            self.schemas[split] = self.workflows[split].output_schema.to_json()
+            self.sources[split] = source.with_strings_as(encoded_column)
+            if source.is_local:
+                self.inputs += [*source.files, *map(os.fspath, source.paths)]
 
     def part_files(self) -> list[PartFile]:
         """Return the part files: `rows_per_file` rows each."""
@@ -97,10 +93,8 @@ class WriteJob:
 
     def transform(self, split: str, row_range: RowRange) -> Chunk:
         """Return the transformed rows of a row range."""
-        source, workflow = self.sources[split], self.workflows[split]
-        chunk = read_range(source, row_range, workflow.input_names)
-        with locate_errors(source, row_range):
-            return workflow.transform(chunk)
+        workflow = self.workflows[split]
+        return on_range(self.sources[split], row_range, workflow.input_names, workflow.transform)
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
         """Write a part file of these transformed rows; None transforms them here."""
@@ -119,30 +113,53 @@ class WriteJob:
                 sink.write(chunk)
 
 
+def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
+    """Return the row ranges in lists of exactly `rows` rows each; the last list has the rest.
+
+    Example:
+        >>> ranges = [RowRange(0, 0, 5), RowRange(1, 0, 5)]
+        >>> [[row_range.num_rows for row_range in some] for some in split_by_rows(ranges, 4)]
+        [[4], [1, 3], [2]]
+    """
+    lists: list[list[RowRange]] = []
+    count = 0
+    for row_range in row_ranges:
+        start = row_range.start
+        while start < row_range.stop:
+            if count % rows == 0:
+                lists.append([])
+            end = min(row_range.stop, start + rows - count % rows)
+            lists[-1].append(RowRange(row_range.row_group, start, end))
+            count += end - start
+            start = end
+    return lists
+
+
 def named_sources(source: Any) -> dict[str, ParquetSource]:
     """Return {name of the split: rows} of what `transform_to_parquet` takes."""
     if not isinstance(source, Mapping) or isinstance(source, Chunk):
         return {"": as_source(source)}
     if not source:
         raise ValueError("source is {}: give {name: data} with at least one split")
-    for name in source:
+    sources = {}
+    for name, data in source.items():
         if not SPLIT_NAME.fullmatch(name):
             raise ValueError(
                 "the name of a split becomes that of a folder, so it must start with a letter or "
                 f"digit and continue with letters, digits and _ . = -, got {name!r}"
             )
-    return {name: as_source(data) for name, data in source.items()}
+        sources[name] = as_source(data)
+    return sources
 
 
-def write_data_set(job: WriteJob, folder: Path, *, client: Any, threads: int | None) -> None:
+def write_data_set(job: WriteJob, folder: Path, client: Client | None, threads: int | None) -> None:
     """Write all part files, the schemas and the workflow into an empty folder."""
     threads = threads_without(client, threads)
-    parts = job.part_files()
-    if client is not None:
-        write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
-        write_on_cluster(client, write, parts)
+    if client is None:
+        _write_on_threads(job, folder, threads)
     else:
-        _write_on_threads(job, folder, parts, threads)
+        write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
+        call_on_cluster(client, write, job.part_files())
     for killed in folder.rglob("*.partial"):  # what a dead worker left
         shutil.rmtree(killed)
     for split, schema in job.schemas.items():
@@ -150,23 +167,23 @@ def write_data_set(job: WriteJob, folder: Path, *, client: Any, threads: int | N
     saved.write_files(job.workflow, folder / saved.SUBFOLDER)
 
 
-def _write_on_threads(job: WriteJob, folder: Path, parts: list[PartFile], threads: int) -> None:
+def _write_on_threads(job: WriteJob, folder: Path, threads: int) -> None:
     """Write each part file on a thread of its own, `threads` at a time.
 
     One shared pool transforms the rows, so that the last part file has all threads.
     """
-    stop = threading.Event()  # set after an error or an interrupt
     with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
         def chunks_of(part: PartFile) -> Iterator[Chunk]:
             """Yield the transformed row ranges in order, while the next ones are transformed."""
-            begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
-            ahead = collections.deque(itertools.islice(begun, PREFETCH))
+            tasks = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
+            ahead = collections.deque(itertools.islice(tasks, PREFETCH))
             while ahead:
                 chunk = ahead.popleft().result()
-                if stop.is_set():
-                    raise CancelledError
-                ahead.extend(itertools.islice(begun, 1))
+                ahead.extend(itertools.islice(tasks, 1))
                 yield chunk
 
-        map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
+        def write(part: PartFile) -> None:
+            job.write(folder, part, chunks_of(part))
+
+        map_on_threads(write, job.part_files(), threads)
