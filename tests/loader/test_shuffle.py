@@ -59,7 +59,10 @@ def test_more_parts_in_a_chunk_are_a_better_shuffle_and_smaller_chunks_a_worse_o
     ]
     assert by_parts == sorted(by_parts)
     # k of K parts, drawn at random: their mean varies as that of k rows, less those not drawn.
-    assert BATCH / by_parts[-1] == pytest.approx(BATCH / 16 * (1 - 16 / 128) + 1, rel=0.5)
+    loader = loader_of(folder, BATCH, buffer_size=chunk_rows // 16, parts_per_chunk=16)
+    assert loader.describe()["batch_worth"] == pytest.approx(by_parts[-1], rel=0.5)
+    whole = loader_of(folder, BATCH, buffer_size=ROWS)
+    assert whole.describe()["batch_worth"] == BATCH
     by_rows = [
         worth(loader_of(folder, BATCH, buffer_size=512, parts_per_chunk=k)) for k in (1, 16, 128)
     ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -292,8 +292,7 @@ class ChunkReader:
             library = cupy
         self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch, library)
         self._slices: dict[int, _Slices] = {}  # of row groups that are open, by their numbers
-        self._turns: dict[int, Future[Any]] = {}  # the task that reads the latest slice of each
-        self._last: list[Future[Any]] = []  # tasks that read the last slices of others
+        self._reading: list[Future[Any]] = []  # tasks that read the slices of the latest chunk
 
     def begin(
         self, submit: Submit, plan: EpochPlan, chunk: ChunkPlan, first_batch: int
@@ -320,8 +319,8 @@ class ChunkReader:
             size = -(-len(chunk.row_ranges) // READING_TASKS)
             for first in range(0, len(chunk.row_ranges), size):
                 some = chunk.row_ranges[first : first + size]
-                reading.append(submit(self._read, plan, some, self._earlier_slices(plan, some)))
-                self._note_slices(plan, some, reading[-1])
+                reading.append(submit(self._read, plan, some, self._reading))
+            self._reading = reading if plan.sliced else []
         gathering = []
         for lists in self.layout.ragged.values():  # first, because they take longest
             gathering.append(submit(self._gather_lists, lists, chunk, reading, order, parts))
@@ -352,37 +351,9 @@ class ChunkReader:
         if self.transform is not None or not source.is_local:
             return False
         for row_range in chunk.row_ranges:
-            if row_range.row_group in plan.sliced or not source.is_whole(row_range.row_group):
+            if row_range.row_group in plan.sliced:
                 return False
         return chunk.num_rows * self.layout.row_bytes > SMALL_BYTES * len(chunk.row_ranges)
-
-    def _earlier_slices(self, plan: EpochPlan, ranges: Iterable[RowRange]) -> list[Future[Any]]:
-        """Return the tasks that end before slices are read: those of the slices before them.
-
-        Before its first slice, row groups of which earlier chunks read the last one are closed: as
-        many are open as a chunk has parts.
-        """
-        earlier = []
-        for row_range in ranges:
-            stop = plan.sliced.get(row_range.row_group)
-            if stop is None:
-                continue
-            if row_range.row_group in self._turns:
-                earlier.append(self._turns[row_range.row_group])
-            else:
-                self._last = [task for task in self._last if not task.done()]
-                earlier += self._last
-        return earlier
-
-    def _note_slices(self, plan: EpochPlan, ranges: Iterable[RowRange], task: Future[Any]) -> None:
-        """Note the task that reads slices, for those of the slices after them."""
-        for row_range in ranges:
-            stop = plan.sliced.get(row_range.row_group)
-            if row_range.stop == stop:
-                self._turns.pop(row_range.row_group, None)
-                self._last.append(task)
-            elif stop is not None:
-                self._turns[row_range.row_group] = task
 
     # ---- tasks, on reader threads ----
 
@@ -395,7 +366,10 @@ class ChunkReader:
     def _read(
         self, plan: EpochPlan, ranges: Sequence[RowRange], earlier: Sequence[Future[Any]]
     ) -> list[pa.Table]:
-        """Return all columns of some row ranges, once the slices before them are read."""
+        """Return all columns of some row ranges, once the slices of the chunk before are read.
+
+        They are read in order, and as many row groups are open as a chunk has parts.
+        """
         for task in earlier:
             task.result()
         rows = []

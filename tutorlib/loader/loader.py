@@ -661,11 +661,16 @@ class KerasSequenceLoader(LoaderAdapter):
     def describe(self) -> dict[str, Any]:
         """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
 
-        Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
-        is poor if `row_groups_per_chunk` is below 4.
+        Nothing is read for it. `peak_bytes` is planned, not measured. `batch_worth` says how many
+        random rows a batch is worth if the files are sorted: about as many as the row groups that
+        a chunk mixes, `batch_size` if it mixes all; 1 without shuffling.
         """
         plan, settings, source = self._any_plan(), self._settings, self.source
         rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
+        mixed = plan.row_groups_per_chunk() if settings.shuffle else 1
+        worth = 1.0
+        if settings.shuffle and mixed:  # the variance of the mean of some of the row groups
+            worth = 1 / (1 / settings.batch_size + (1 - mixed / len(source)) / mixed)
         return {
             "files": len(source.files),
             "row_groups": len(source),
@@ -675,6 +680,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "chunks": len(plan.chunks),
             "chunk_rows": rows,
             "row_groups_per_chunk": plan.row_groups_per_chunk(),
+            "batch_worth": round(worth),
             "threads": settings.reader_threads(
                 on_device=self.device == "gpu", remote=not source.is_local
             ),

@@ -248,10 +248,6 @@ class ParquetSource:
         group = self.row_groups[position]
         return self._stored[group.file], group.index
 
-    def is_whole(self, position: int) -> bool:
-        """Return whether all stored rows of a row group belong to the source."""
-        return self.row_groups[position].chosen is None
-
     def has_first_rows(self, position: int) -> bool:
         """Return whether the rows of a row group are all that are stored, or the first of these."""
         group = self.row_groups[position]
