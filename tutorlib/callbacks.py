@@ -7,13 +7,14 @@ measure a training and never change how it trains: throughput, stalls, and valid
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import os
+import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,10 @@ Logs = dict[str, float]
 
 CHECKPOINT, UNFINISHED = "checkpoint.bin", "unfinished.bin"
 State = dict[str, Any]  # JSON values
-CHECKSUM_BYTES = 32  # at the beginning of the file: SHA-256 of the rest, which is NumPy's npz
+DAMAGE = (  # what NumPy raises for an npz, a ZIP file of arrays, of which a byte has changed
+    *(EOFError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 
 class LoaderCheckpoint(keras.callbacks.Callback):
@@ -50,9 +54,9 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     current epoch, the state of other callbacks (EarlyStopping's best value), random number
     generators outside of layers, and optimizers other than `model.optimizer`.
 
-    The checkpoint is one file, `checkpoint.bin`, which the next one replaces. It is flushed to disk
-    before it gets its name, so it is whole, also after a power failure. Training waits meanwhile,
-    and the variables are copied in memory.
+    The checkpoint is one file of NumPy's npz format, `checkpoint.bin`, which the next one replaces.
+    It is flushed to disk before it gets its name, so it is whole, also after a power failure.
+    Training waits meanwhile, and the variables are copied in memory.
 
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
     `path` must be a folder that all see. As many processes restore as have trained. Variables that
@@ -197,35 +201,25 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     def _write(self, content: State, values: list[np.ndarray]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / UNFINISHED  # what a killed process left is written over
-        with open(unfinished, "w+b") as file:
-            file.write(bytes(CHECKSUM_BYTES))
+        with open(unfinished, "wb") as file:
             np.savez(file, *values, state=json.dumps(content))
-            file.seek(CHECKSUM_BYTES)
-            checksum = hashlib.file_digest(file, "sha256").digest()
-            file.seek(0)
-            file.write(checksum)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(self.file)
 
 
 def _read(file: Path) -> tuple[State, list[np.ndarray]]:
-    """Return the state and the arrays of a checkpoint; nothing is parsed that was changed."""
-    with open(file, "rb") as content:
-        checksum = content.read(CHECKSUM_BYTES)
-        if hashlib.file_digest(content, "sha256").digest() != checksum:
-            raise ValueError(
-                f"{file} was changed after it was saved: its checksum differs. Remove it, to begin "
-                "the training again."
-            )
-        content.seek(CHECKSUM_BYTES)
-        try:
-            with np.load(content) as arrays:
-                state = json.loads(str(arrays["state"]))
-                numbers = range(len(arrays.files) - 1)
-                return state, [arrays[f"arr_{number}"] for number in numbers]
-        except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{file} is no checkpoint of LoaderCheckpoint ({error!r})") from error
+    """Return the state and the arrays of a checkpoint; a CRC-32 of each is compared."""
+    try:
+        with np.load(file) as arrays:
+            state = json.loads(str(arrays["state"]))
+            numbers = range(len(state["model"]) - 1)
+            return state, [arrays[f"arr_{number}"] for number in numbers]
+    except DAMAGE as error:
+        raise ValueError(
+            f"{file} is no checkpoint of LoaderCheckpoint, or was changed after it was saved "
+            f"({error!r}). Remove it, to begin the training again."
+        ) from error
 
 
 def build(model: keras.Model, first_batch: Callable[[], Any]) -> None:

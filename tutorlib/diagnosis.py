@@ -215,10 +215,10 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
         for trained in (model, one_number):  # compile, also for lists of other lengths
             _Test(trained, lambda: _each(held), math.inf).run()
         for _ in range(1 + TURNS):
-            training, data_alone, model_alone = (test.run() for test in tests)
+            paces = [test.run() for test in tests]
             # No batch takes longer to load than a whole step.
-            reader = min(data_alone, training, key=lambda pace: pace.step_s)
-            turns.append(Diagnosis(training, reader, model_alone))
+            data_alone = min(paces[:2], key=lambda pace: pace.step_s)
+            turns.append(Diagnosis(paces[0], data_alone, paces[2]))
     return sorted(turns[1:], key=lambda turn: turn.data_cost)[TURNS // 2]
 
 
@@ -310,4 +310,5 @@ def _restored(model: keras.Model, batch: Batch) -> Iterator[None]:
         model.reset_metrics()
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        model.history, model.stop_training = history, stop_training
+        model.history = history
+        model.stop_training = stop_training

@@ -118,7 +118,8 @@ def keras_inputs(
         return inputs
     _refuse_names(features.names)
     for column in features:
-        name, dtype = column.name, _input_dtype(column)
+        name = column.name
+        dtype = _input_dtype(column)
         if not column.multi_hot:
             add(name, column.length or 1, dtype)
         elif multi_hot == "padded":
@@ -192,7 +193,8 @@ class FeatureLayer(keras.layers.Layer):
             raise ValueError(f"the input must be a dict of columns, got one tensor {input_shape}")
         sizes = []
         for column in self.schema:
-            name, length = column.name, column.length or 1
+            name = column.name
+            length = column.length or 1
             if column.multi_hot:
                 sizes.append(list_batch_size(list_inputs(input_shape, name)))
                 continue
