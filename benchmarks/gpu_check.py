@@ -281,7 +281,7 @@ def _epoch(batches: Iterable[Any]) -> int:
 
 
 def _synchronise(device: str) -> Callable[[], Any]:
-    from tutorlib.gpu.tensors import wait_for_gpu
+    from tutorlib.gpu.batches import wait_for_gpu
 
     return wait_for_gpu if device == "gpu" else measure.nothing
 

@@ -268,7 +268,7 @@ with ParquetSink("copy") as sink:
 assert ParquetSource("copy").num_rows == loader.predict(model, verbose=0).num_rows == 8192
 """,
     "for a GPU": """
-import tutorlib.gpu.tensors, tutorlib.gpu.decoding
+import tutorlib.gpu.batches
 from tutorlib import limit_tensorflow_memory
 assert limit_tensorflow_memory() is None
 refusal = told(lambda: KerasSequenceLoader("train.parquet", 256, device="gpu", **named))

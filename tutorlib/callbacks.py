@@ -7,11 +7,14 @@ measure a training and never change how it trains: throughput, stalls, and valid
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
+import math
 import os
+import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +28,16 @@ from tutorlib.keras_bridge.backend import process_index
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.output import local_path
 
+Logs = dict[str, float]
+
 # ---- LoaderCheckpoint ----------------------------------------------------------------------------
 
 CHECKPOINT, UNFINISHED = "checkpoint.bin", "unfinished.bin"
-CHECKSUM_BYTES = 32  # at the beginning of the file: SHA-256 of the rest, which is NumPy's npz
+State = dict[str, Any]  # JSON values
+DAMAGE = (  # what NumPy raises for an npz, a ZIP file of arrays, of which a byte has changed
+    *(EOFError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 
 class LoaderCheckpoint(keras.callbacks.Callback):
@@ -45,9 +54,9 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     current epoch, the state of other callbacks (EarlyStopping's best value), random number
     generators outside of layers, and optimizers other than `model.optimizer`.
 
-    The checkpoint is one file, `checkpoint.bin`, which the next one replaces. It is flushed to disk
-    before it gets its name, so it is whole, also after a power failure. Training waits meanwhile,
-    and the variables are copied in memory.
+    The checkpoint is one file of NumPy's npz format, `checkpoint.bin`, which the next one replaces.
+    It is flushed to disk before it gets its name, so it is whole, also after a power failure.
+    Training waits meanwhile, and the variables are copied in memory.
 
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
     `path` must be a folder that all see. As many processes restore as have trained. Variables that
@@ -83,7 +92,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         check_positive(every_n_batches=every_n_batches)
-        self.loader, self.every_n_batches = loader, every_n_batches
+        self.loader = loader
+        self.every_n_batches = every_n_batches
         self.folder = local_path(path)
         self.file = self.folder / CHECKPOINT
         self._ours = False  # whether this object restored or wrote the file
@@ -115,46 +125,45 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         self._ours = True
         if not self.file.exists():
             return self.loader.epoch
-        if not model.built:
-            model(self.loader.peek()[0])
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        build(model, self.loader.peek)
         state, values = _read(self.file)
-        _check_model(self.file, state, model)
+        _check_model(self.file, state["model"], model)
         try:
             self.loader.load_state_dict(state["loader"])
         except ValueError as error:
             raise ValueError(f"{self.file}: {error}") from error
-        for variable, value in zip(_variables(model), values, strict=True):
+        for variable, value in zip(variables_of(model), values, strict=True):
             variable.assign(value.view(np.dtype(variable.dtype)))  # bfloat16 is saved as bytes
         return state["fit_epoch"]
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Refuse a folder with the checkpoint of another training."""
         if self.file.exists() and not self._ours:
             raise FileExistsError(
                 f"there is a checkpoint already, {self.file}: call restore(model) before fit to "
                 "resume from it, or give another folder"
             )
-        self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
+        self._epoch = self.loader.epoch
+        self._batch = self.loader.first_batch
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start to count the steps."""
-        self._steps, self._fit_epoch = 0, epoch
+        self._steps = 0
+        self._fit_epoch = epoch
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save after every n-th batch; after the last one `on_epoch_end` does, after validation."""
-        before, steps = self._batch, batch + 1 - self._steps
+        before = self._batch
+        self._batch = min(before + batch + 1 - self._steps, len(self.loader))
         self._steps = batch + 1
-        self._batch = min(before + steps, len(self.loader))
+        every = self.every_n_batches
         if self._batch == len(self.loader):
-            self._epoch, self._batch = self._epoch + 1, 0
-        elif self.every_n_batches and self._batch // self.every_n_batches > (
-            before // self.every_n_batches
-        ):
+            self._epoch += 1
+            self._batch = 0
+        elif every and self._batch // every > before // every:
             self._save()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Save; `fit` resumes with its next epoch."""
         self._fit_epoch = epoch + 1
         self._save()
@@ -176,8 +185,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         model = self.model  # on JAX, this brings the variables up to date
         if process_index() > 0:
             return
-        content = {**_description(model), "loader": state, "fit_epoch": self._fit_epoch}
-        values = [keras.ops.convert_to_numpy(variable) for variable in _variables(model)]
+        content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
+        values = [keras.ops.convert_to_numpy(variable) for variable in variables_of(model)]
         try:
             self._write(content, values)
         except OSError as error:
@@ -189,67 +198,59 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             ) from error
         self._ours = True
 
-    def _write(self, content: dict[str, Any], values: list[np.ndarray]) -> None:
+    def _write(self, content: State, values: list[np.ndarray]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / UNFINISHED  # what a killed process left is written over
-        with open(unfinished, "w+b") as file:
-            file.write(bytes(CHECKSUM_BYTES))
+        with open(unfinished, "wb") as file:
             np.savez(file, *values, state=json.dumps(content))
-            file.seek(CHECKSUM_BYTES)
-            checksum = hashlib.file_digest(file, "sha256").digest()
-            file.seek(0)
-            file.write(checksum)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(self.file)
 
 
-def _read(file: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return the state and the arrays of a checkpoint; nothing is parsed that was changed."""
-    with open(file, "rb") as content:
-        checksum = content.read(CHECKSUM_BYTES)
-        if hashlib.file_digest(content, "sha256").digest() != checksum:
-            raise ValueError(
-                f"{file} was changed after it was saved: its checksum differs. Remove it, to begin "
-                "the training again."
-            )
-        content.seek(CHECKSUM_BYTES)
-        try:
-            with np.load(content) as arrays:
-                state = json.loads(str(arrays["state"]))
-                count = len(state["variables"])
-                return state, [arrays[f"arr_{number}"] for number in range(count)]
-        except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{file} is no checkpoint of LoaderCheckpoint ({error!r})") from error
+def _read(file: Path) -> tuple[State, list[np.ndarray]]:
+    """Return the state and the arrays of a checkpoint; a CRC-32 of each is compared."""
+    try:
+        with np.load(file) as arrays:
+            state = json.loads(str(arrays["state"]))
+            numbers = range(len(state["model"]) - 1)
+            return state, [arrays[f"arr_{number}"] for number in numbers]
+    except DAMAGE as error:
+        raise ValueError(
+            f"{file} is no checkpoint of LoaderCheckpoint, or was changed after it was saved "
+            f"({error!r}). Remove it, to begin the training again."
+        ) from error
 
 
-def _variables(model: keras.Model) -> list[Any]:
+def build(model: keras.Model, first_batch: Callable[[], Any]) -> None:
+    """Create the variables of a model and of its optimizer that do not exist yet."""
+    if not model.built:
+        model(first_batch()[0])
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def variables_of(model: keras.Model) -> list[keras.Variable]:
     """Return all that training changes; a model's variables include its random states."""
     return [*model.variables, *model.optimizer.variables]
 
 
-def _description(model: keras.Model) -> dict[str, Any]:
-    """Return what identifies the model of a checkpoint, as JSON values."""
-    variables = [f"{np.dtype(v.dtype)} {list(v.shape)}" for v in _variables(model)]
-    return {"optimizer": type(model.optimizer).__name__, "variables": variables}
+def _description(model: keras.Model) -> list[str]:
+    """Return what identifies a model: its optimizer, then dtype and shape of each variable."""
+    kinds = [f"{np.dtype(v.dtype)} {list(v.shape)}" for v in variables_of(model)]
+    return [type(model.optimizer).__name__, *kinds]
 
 
-def _check_model(file: Path, state: dict[str, Any], model: keras.Model) -> None:
-    """Raise ValueError if dtypes, shapes or optimizer differ; names of variables may differ."""
-    now, lines = _description(model), []
-    if state["optimizer"] != now["optimizer"]:
-        lines.append(f"the optimizer was {state['optimizer']}, is {now['optimizer']}")
-    was, variables = state["variables"], _variables(model)
-    if len(was) != len(variables):
-        lines.append(f"it had {len(was)} variables, has {len(variables)}")
-    for variable, old, new in zip(variables, was, now["variables"], strict=False):
+def _check_model(file: Path, was: list[str], model: keras.Model) -> None:
+    """Raise ValueError if optimizer, dtypes or shapes differ; names of variables may differ."""
+    names = ["the optimizer", *(variable.path for variable in variables_of(model))]
+    now = _description(model)
+    for name, old, new in itertools.zip_longest(names, was, now, fillvalue="missing"):
         if old != new:
-            lines.append(f"{variable.path} was {old}, is {new}")
-    if lines:
-        raise ValueError(
-            f"{file} is a checkpoint of another model: {lines[0]}. Build and compile the model as "
-            "it was, or give LoaderCheckpoint another folder."
-        )
+            raise ValueError(
+                f"{file} is a checkpoint of another model: {name} was {old}, is {new}. Build and "
+                "compile the model as it was, or give LoaderCheckpoint another folder."
+            )
 
 
 # ---- ThroughputLogger ----------------------------------------------------------------------------
@@ -291,22 +292,23 @@ class ThroughputLogger(keras.callbacks.Callback):
         super().__init__()
         self.clock = clock
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Expect the next step to compile."""
         self._compiled = False
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the clock, except before the step that compiles."""
         self._count = self._rows = self._step_rows = 0
-        self._begin = self._last = 0, self.clock()  # (rows of the epoch so far, seconds)
+        self._begin = self._last = (0, self.clock())  # (rows of the epoch so far, seconds)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Read rows and clock."""
-        before, self._count = self._count, self._rows_so_far()
+        before = self._count
+        self._count = self._rows_so_far()
         if self._count < COUNTS_TO or not self._step_rows:
             self._step_rows = self._count - before
         self._rows += self._step_rows
-        self._last = self._rows, self.clock()
+        self._last = (self._rows, self.clock())
         if self._step_rows <= 0:
             raise RuntimeError(
                 f"the model's loss metric went from {before} to {self._count} rows within an "
@@ -315,19 +317,21 @@ class ThroughputLogger(keras.callbacks.Callback):
                 "an epoch."
             )
         if not self._compiled:
-            self._compiled, self._begin = True, self._last
+            self._compiled = True
+            self._begin = self._last
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Add `samples_per_s`, up to the end of the last step, to the logs."""
-        rows, elapsed_s = self._last[0] - self._begin[0], self._last[1] - self._begin[1]
-        if logs is not None:
-            logs["samples_per_s"] = rows / elapsed_s if elapsed_s else float("nan")
+        rows = self._last[0] - self._begin[0]
+        elapsed_s = self._last[1] - self._begin[1]
+        logs["samples_per_s"] = rows / elapsed_s if elapsed_s else math.nan
 
     def _rows_so_far(self) -> int:
         """Return the count of the loss metric; on JAX, `self.model` brings it up to date."""
-        losses = [metric for metric in self.model.metrics if metric.name == "loss"]
-        counts = [keras.ops.convert_to_numpy(loss.count) for loss in losses]
-        return int(counts[0]) if counts else 0
+        for metric in self.model.metrics:
+            if metric.name == "loss":
+                return int(keras.ops.convert_to_numpy(metric.count))
+        return 0
 
 
 # ---- StallReport ---------------------------------------------------------------------------------
@@ -415,16 +419,20 @@ class TimedBatches(TensorAdapter):
     _num_batches: int | None = None  # not known
 
     def __init__(self, data: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._data, self._clock = data, clock
-        self.wait_s, self.batches = 0.0, 0
+        self._data = data
+        self._clock = clock
+        self.wait_s = 0.0
+        self.batches = 0
 
     @classmethod
-    def of_dataset(cls, dataset: Any, *options: Any) -> TimedBatches:
+    def of_dataset(
+        cls, dataset: Iterable[Any], clock: Callable[[], float] = time.perf_counter
+    ) -> TimedBatches:
         """Return the timed batches of a `tf.data.Dataset`.
 
         Args:
             dataset: `tf.data.Dataset` of batches, as `fit` takes it.
-            options: further arguments of the class.
+            clock: function that returns seconds and never goes back.
 
         Raises:
             TypeError: if it is not a dataset.
@@ -444,8 +452,9 @@ class TimedBatches(TensorAdapter):
                 f"{keras.backend.backend()!r}), and outside of a tf.distribute strategy, which "
                 "needs the tf.data.Dataset itself; use a KerasSequenceLoader"
             )
-        timed, batches = cls(dataset, *options), int(dataset.cardinality())
-        timed._num_batches = batches if batches >= 0 else None
+        timed = cls(dataset, clock)
+        if dataset.cardinality() >= 0:
+            timed._num_batches = int(dataset.cardinality())
         return timed
 
     def new_pass(self) -> Iterator[Any]:
@@ -509,45 +518,49 @@ class StallReport(keras.callbacks.Callback):
 
     def __init__(self, data: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
-        has_clock = isinstance(data, KerasSequenceLoader | TimedBatches)
-        self.data = data if has_clock else TimedBatches.of_dataset(data, clock)
+        self.data = data
+        if not isinstance(data, KerasSequenceLoader | TimedBatches):
+            self.data = TimedBatches.of_dataset(data, clock)
         self.clock = clock
         self.stalls: list[Stall] = []
-        self._train_function: Any = None
+        self._train_function: Callable | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Expect the next step to compile, unless an earlier `fit` has compiled it."""
         self._compiled = self._train_function is self.model.train_function
         self._train_function = self.model.train_function
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the clock."""
-        self._steps, self._first_wait_s = 0, 0.0
+        self._steps = 0
+        self._first_wait_s = 0.0
         self._before = self._after = self._so_far()
         self._begin = self._last = self.clock()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Read the clock and the seconds waited."""
-        self._last, self._after = self.clock(), self._so_far()
+        self._last = self.clock()
+        self._after = self._so_far()
         if not self._steps:
             self._first_wait_s = self._after["wait"] - self._before["wait"]
         if not self._compiled:  # as if this step had taken no longer than the wait for its batch
-            self._compiled, self._begin = True, self._last - self._first_wait_s
+            self._compiled = True
+            self._begin = self._last - self._first_wait_s
         self._steps = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Add the epoch's stall to the logs."""
         spent = {name: now - self._before[name] for name, now in self._after.items()}
-        wait_s, batches = spent.pop("wait"), spent.pop("batches")
+        batches = int(spent.pop("batches"))
         if not batches:  # even without any wait, if they were ready before the epoch began
             raise RuntimeError(
                 f"fit has trained {self._steps} steps of epoch {epoch} without a batch from the "
                 "data of StallReport. Give fit what StallReport has as its `data`."
             )
-        seconds = self._last - self._begin, wait_s, self._first_wait_s
-        self.stalls.append(Stall(epoch, int(batches), *seconds, spent))
-        if logs is not None:
-            logs["stall"] = self.stalls[-1].share
+        wait_s = spent.pop("wait")
+        elapsed_s = self._last - self._begin
+        self.stalls.append(Stall(epoch, batches, elapsed_s, wait_s, self._first_wait_s, spent))
+        logs["stall"] = self.stalls[-1].share
 
     def _so_far(self) -> dict[str, float]:
         """Return batches taken, seconds waited, and those that a loader worked on each stage."""
@@ -586,24 +599,23 @@ class KerasSequenceValidater(keras.callbacks.Callback):
         ['loss', 'val_loss']
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: KerasSequenceLoader | Iterable[Any]) -> None:
         super().__init__()
         self.loader = loader
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Evaluate the model and add the results to the logs; a loader stays where it is."""
         loader = self.loader if isinstance(self.loader, LoaderAdapter) else None
-        position = None if loader is None else loader.position
+        position = loader and loader.position
         try:
             results = self.model.evaluate(self.loader, return_dict=True, verbose=0)
         finally:
             if loader is not None:
                 loader.return_to(position)
-        logs = {} if logs is None else logs
-        named = {f"val_{name}": value for name, value in results.items()}
-        if taken := sorted(set(named) & set(logs)):
-            raise ValueError(
-                f"the logs already hold {taken}. Give fit either validation_data or a "
-                "KerasSequenceValidater."
-            )
-        logs.update(named)
+        for name, value in results.items():
+            if f"val_{name}" in logs:
+                raise ValueError(
+                    f"the logs already hold {f'val_{name}'!r}. Give fit either validation_data or "
+                    "a KerasSequenceValidater."
+                )
+            logs[f"val_{name}"] = value

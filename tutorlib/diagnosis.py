@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 
-from tutorlib.callbacks import StallReport, TimedBatches
+from tutorlib.callbacks import StallReport, TimedBatches, build, variables_of
 from tutorlib.loader import KerasSequenceLoader
 
+Tensor: TypeAlias = Any  # of Keras's backend, or a tree of them
+Batch: TypeAlias = Any  # (inputs, labels) or (inputs, labels, weights)
 TURNS = 3  # that count, after one that does not
 HELD_BATCHES = 8  # of the model alone: one would stay in the processor's cache
 MODEL_S = 1.0  # seconds of a turn of the model alone, at most
@@ -104,21 +107,16 @@ class Diagnosis:
         """How many times as fast training would be with data at no cost, at least 1."""
         return max(1.0, self.training.step_s / self.model_alone.step_s)
 
-    @property
-    def gain_without_model(self) -> float:
-        """How many times as fast training could at most be with a model at no cost, at least 1."""
-        return self.training.step_s / self.data_alone.step_s
-
     def __repr__(self) -> str:
         def line(name: str, pace: Pace, meaning: str) -> str:
             numbers = f"{pace.rows_per_s:>12,.0f} rows/s {1e3 * pace.step_s:>8,.1f} ms"
             return f"  {name:<12}{numbers} per {meaning}"
 
-        parts = (self.training.wait_s, self.training.first_wait_s)
-        waits, first = (f"{part / self.training.elapsed_s:.0%}" for part in parts)
+        first = self.training.first_wait_s / self.training.elapsed_s
+        waits = f"{self.wait_share:.0%} of it waiting (first batch: {first:.0%})"
         lines = [
             f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time.",
-            line("as it is", self.training, f"step, {waits} of it waiting (first batch: {first})"),
+            line("as it is", self.training, f"step, {waits}"),
             line("model alone", self.model_alone, "step, on batches that stay in memory"),
             line("data alone", self.data_alone, "batch: what the reader could do"),
             f"Data at no cost would make training {self.gain_without_input:,.1f} times as fast.",
@@ -192,72 +190,74 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
         raise ValueError(f"model {model.name!r} is not compiled: compile it as for fit")
     if not max_seconds > 0:
         raise ValueError(f"max_seconds must be above 0, got {max_seconds}")
-    is_loader = isinstance(data, KerasSequenceLoader)
-    if is_loader:
+    begin: Callable[[], Any]  # an epoch, which can be closed; it does not move a loader
+    if isinstance(data, KerasSequenceLoader):
         data.check_for_fit()
-    steps = len(data) if is_loader else TimedBatches.of_dataset(data).num_batches
-
-    def begin() -> Any:  # an epoch; it does not move a loader
-        return data.preview() if is_loader else (batch for batch in data)
-
+        begin = data.preview
+        steps: float = len(data)
+    else:
+        begin = functools.partial(_each, data)
+        steps = TimedBatches.of_dataset(data).num_batches or math.inf
     with contextlib.closing(begin()) as batches:
         held = list(itertools.islice(batches, HELD_BATCHES))
     if not held:
         raise ValueError("the data has no batch")
     alike = [batch for batch in held if _rows(batch) == _rows(held[0])]
-    stripped = _OneNumber()
-    stripped.compile("sgd", jit_compile=False)
+    one_number = _OneNumber()
+    one_number.compile("sgd", jit_compile=False)
     tests = [
         _Test(model, begin, max_seconds, steps),
-        _Test(stripped, begin, max_seconds, steps),
-        _Test(
-            model, lambda: (batch for batch in itertools.cycle(alike)), min(max_seconds, MODEL_S)
-        ),
+        _Test(one_number, begin, max_seconds, steps),
+        _Test(model, lambda: _each(itertools.cycle(alike)), min(max_seconds, MODEL_S)),
     ]
+    turns = []
     with _restored(model, held[0]):
-        for trained in (model, stripped):  # compile, also for lists of other lengths
-            _Test(trained, lambda: (batch for batch in held), math.inf).run()
-        turns = [_of_turn(*(test.run() for test in tests)) for _ in range(1 + TURNS)]
+        for trained in (model, one_number):  # compile, also for lists of other lengths
+            _Test(trained, lambda: _each(held), math.inf).run()
+        for _ in range(1 + TURNS):
+            paces = [test.run() for test in tests]
+            # No batch takes longer to load than a whole step.
+            data_alone = min(paces[:2], key=lambda pace: pace.step_s)
+            turns.append(Diagnosis(paces[0], data_alone, paces[2]))
     return sorted(turns[1:], key=lambda turn: turn.data_cost)[TURNS // 2]
 
 
-def _of_turn(training: Pace, data_alone: Pace, model_alone: Pace) -> Diagnosis:
-    """Return what a turn found: no batch takes longer to load than a whole step."""
-    reader = min(data_alone, training, key=lambda pace: pace.step_s)
-    return Diagnosis(training, reader, model_alone)
+def _each(batches: Iterable[Batch]) -> Generator[Batch]:
+    """Yield the batches; unlike other iterators, a generator can be closed."""
+    yield from batches
 
 
-def _rows(batch: Any) -> int:
-    """Return the rows of (inputs, labels) or (inputs, labels, weights)."""
+def _rows(batch: Batch) -> int:
+    """Return the rows of a batch."""
     return int(keras.tree.flatten(batch[1])[0].shape[0])
 
 
-class _Test(Iterable[Any]):
+@dataclass(eq=False)
+class _Test(Iterable[Batch]):
     """Trains on an epoch, until it ends, the rows of its batches change, or the time is over.
 
     Args:
         model: compiled.
-        begin: returns the batches of an epoch.
+        begin: returns the batches of an epoch; they can be closed.
         max_seconds: of a run.
-        steps: batches of an epoch; None if they are not known, or endless.
+        steps: batches of an epoch; infinity if they are not known, or endless.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        begin: Callable[[], Any],
-        max_seconds: float,
-        steps: int | None = None,
-    ) -> None:
-        self.model, self.begin, self.max_seconds = model, begin, max_seconds
-        self.steps = steps or math.inf
+    model: keras.Model
+    begin: Callable[[], Any]
+    max_seconds: float
+    steps: float = math.inf
+
+    def __post_init__(self) -> None:
         self.report = StallReport(TimedBatches(self))  # of all runs: it knows a step that compiles
 
-    def __iter__(self) -> Iterator[Any]:
-        self.rows, self.cut, started = 0, False, time.perf_counter()
+    def __iter__(self) -> Iterator[Batch]:
+        self.rows = 0
+        self.cut = False
+        started = time.perf_counter()
         with contextlib.closing(self.begin()) as batches:
             for batch in batches:
-                if self.cut or _rows(batch) != (self.rows or _rows(batch)):
+                if self.cut or self.rows not in (0, _rows(batch)):
                     return
                 self.rows = _rows(batch)
                 yield batch
@@ -271,8 +271,13 @@ class _Test(Iterable[Any]):
         stall = self.report.stalls[-1]
         share = min(1.0, stall.steps / self.steps) if self.cut else 1.0  # of the epoch
         left = stall.first_wait_s * (1 - share)  # for the steps that were not run
-        times = (stall.elapsed_s, stall.wait_s, stall.first_wait_s)
-        return Pace(stall.steps, stall.steps * self.rows, *(time - left for time in times))
+        return Pace(
+            stall.steps,
+            stall.steps * self.rows,
+            stall.elapsed_s - left,
+            stall.wait_s - left,
+            stall.first_wait_s - left,
+        )
 
 
 class _OneNumber(keras.Model):
@@ -282,25 +287,20 @@ class _OneNumber(keras.Model):
         super().__init__(name="one_number")
         self.number = self.add_weight(shape=(), initializer="zeros", name="number")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """Return the number, float32 [1, 1]."""
         return keras.ops.reshape(self.number, (1, 1))
 
-    def compute_loss(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
-    ) -> Any:
+    def compute_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Tensor) -> Tensor:
         """Return the number as the loss."""
         return keras.ops.mean(y_pred)
 
 
 @contextlib.contextmanager
-def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
+def _restored(model: keras.Model, batch: Batch) -> Iterator[None]:
     """Build the model if it is not, and restore afterwards all that training changes in it."""
-    if not model.built:
-        model(batch[0])
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
+    build(model, lambda: batch)
+    variables = variables_of(model)
     values = [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
     history = getattr(model, "history", None)
     stop_training = getattr(model, "stop_training", False)
@@ -310,4 +310,5 @@ def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
         model.reset_metrics()
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        model.history, model.stop_training = history, stop_training
+        model.history = history
+        model.stop_training = stop_training

@@ -6,9 +6,7 @@ Each function returns an uncompiled `keras.Model` whose inputs match the loader'
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -20,12 +18,12 @@ from tutorlib.layers import (
     LinearFeatures,
     keras_inputs,
 )
-from tutorlib.layers.features import features_of
-from tutorlib.schema import Schema
+from tutorlib.layers.features import Columns, features_of
+from tutorlib.layers.tables import Tensor
 
 
 def DLRM(
-    schema: Any,
+    schema: Columns,
     embedding_dim: int = 8,
     bottom_hidden_units: Sequence[int] = (1024, 512, 256),
     top_hidden_units: Sequence[int] = (1024, 1024, 512, 256),
@@ -69,10 +67,9 @@ def DLRM(
 
     Source: Naumov et al., Deep Learning Recommendation Model, 2019, arXiv:1906.00091.
     """
-    features = Schema(
-        dataclasses.replace(c, embedding_dim=embedding_dim) if c.role == "categorical" else c
-        for c in features_of(schema)
-    )
+    features = features_of(schema)
+    for column in features.categorical:
+        features = features.replace(column.name, embedding_dim=embedding_dim)
     inputs = keras_inputs(features, batch_layout=batch_layout)
     embeddings = FusedEmbedding(features, name=_apart("embeddings", inputs))
     if batch_layout == "stacked":
@@ -85,11 +82,10 @@ def DLRM(
     dense = []
     if numbers:
         bottom = _concatenated(numbers, _apart("continuous", inputs))
-        bottom_mlp = MLP(bottom_hidden_units, embedding_dim, name=_apart("bottom_mlp", inputs))
-        dense = [bottom_mlp(bottom)]
-        as_feature = keras.layers.Reshape((1, embedding_dim), name=_apart("as_feature", inputs))
-        joined = keras.layers.Concatenate(axis=1, name=_apart("features", inputs))
-        x = joined([as_feature(dense[0]), x])
+        mlp = MLP(bottom_hidden_units, embedding_dim, name=_apart("bottom_mlp", inputs))
+        dense = [mlp(bottom)]
+        reshape = keras.layers.Reshape((1, embedding_dim), name=_apart("as_feature", inputs))
+        x = _concatenated([reshape(dense[0]), x], _apart("features", inputs), axis=1)
     x = DotProductInteraction(pad_to=pad_to, name=_apart("interaction", inputs))(x)
     x = _concatenated([*dense, x], _apart("dense_and_pairs", inputs))
     x = MLP(top_hidden_units, name=_apart("top_mlp", inputs))(x)
@@ -97,7 +93,7 @@ def DLRM(
 
 
 def WideAndDeep(
-    schema: Any,
+    schema: Columns,
     hidden_units: Sequence[int] = (256, 128, 64),
     *,
     combiner: str = "mean",
@@ -137,13 +133,14 @@ def WideAndDeep(
     x = MLP(hidden_units, name=_apart("deep_mlp", inputs))(x)
     deep = keras.layers.Dense(1, dtype="float32", name=_apart("deep", inputs))(x)
     x = keras.layers.Add(dtype="float32", name=_apart("logit", inputs))([wide, deep])
-    output = _apart("probability", inputs)
-    x = keras.layers.Activation("sigmoid", dtype="float32", name=output)(x)
-    return keras.Model(inputs, x, name=name)
+    sigmoid = keras.layers.Activation(
+        "sigmoid", dtype="float32", name=_apart("probability", inputs)
+    )
+    return keras.Model(inputs, sigmoid(x), name=name)
 
 
 def movielens_network(
-    schema: Any, hidden_units: Sequence[int] = (128, 128, 128), *, name: str = "movielens"
+    schema: Columns, hidden_units: Sequence[int] = (128, 128, 128), *, name: str = "movielens"
 ) -> keras.Model:
     """Return the MovieLens network: concatenated embeddings, an MLP, a sigmoid.
 
@@ -178,17 +175,17 @@ def movielens_network(
     return keras.Model(inputs, _probability(x, inputs), name=name)
 
 
-def _apart(name: str, inputs: Mapping[str, Any]) -> str:
+def _apart(name: str, inputs: Mapping[str, Tensor]) -> str:
     """Return a name for a layer that no input has: inputs have the names of the user's columns."""
     return _apart(f"{name}_", inputs) if name in inputs else name
 
 
-def _probability(x: Any, inputs: Mapping[str, Any]) -> Any:
+def _probability(x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the output layer, float32: 16 bits cannot tell probabilities near 1 apart."""
     name = _apart("probability", inputs)
     return keras.layers.Dense(1, activation="sigmoid", dtype="float32", name=name)(x)
 
 
-def _concatenated(tensors: list[Any], name: str) -> Any:
+def _concatenated(tensors: list[Tensor], name: str, axis: int = -1) -> Tensor:
     """Return the tensors side by side; Keras refuses to concatenate a single one."""
-    return keras.layers.Concatenate(name=name)(tensors) if len(tensors) > 1 else tensors[0]
+    return keras.layers.Concatenate(axis, name=name)(tensors) if len(tensors) > 1 else tensors[0]

@@ -13,12 +13,16 @@ with the tables and shrink with the batch. They need tables of this library, suc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import keras
 
-from tutorlib.layers.tables import compiled_by_xla, gather_rows
+from tutorlib.layers.tables import Tensor, compiled_by_xla, gather_rows
+
+LearningRate: TypeAlias = (
+    "float | keras.optimizers.schedules.LearningRateSchedule | Callable[[], float]"
+)
 
 
 @keras.saving.register_keras_serializable(package="tutorlib")
@@ -62,7 +66,7 @@ class RowSparseAdam(keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: LearningRate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
@@ -75,7 +79,9 @@ class RowSparseAdam(keras.optimizers.Adam):
             )
         super().__init__(learning_rate, beta_1, beta_2, epsilon, name=name)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
         """Update the rows of a table that a gradient names, or the whole of another variable."""
         import tensorflow as tf
 
@@ -85,7 +91,8 @@ class RowSparseAdam(keras.optimizers.Adam):
         ids, sums = sums_by_row(gradient, variable.shape)
         sums = tf.cast(sums, variable.dtype)
         index = self._get_variable_index(variable)
-        first, second = self._momentums[index].value, self._velocities[index].value
+        first = self._momentums[index].value
+        second = self._velocities[index].value
 
         new_first = gather_rows(first, ids)
         new_first += (sums - new_first) * (1 - self.beta_1)
@@ -105,14 +112,14 @@ class RowSparseAdam(keras.optimizers.Adam):
             rows = gather_rows(variable, ids) - change
             variable.scatter_update(tf.IndexedSlices(rows, ids))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this optimizer."""
         config = super().get_config()
         names = ("learning_rate", "beta_1", "beta_2", "epsilon", "name")
         return {name: config[name] for name in names}
 
 
-def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
+def sums_by_row(gradient: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the rows that a `tf.IndexedSlices` names, each once, and their summed gradients.
 
     They are ids [n] and gradients [n, width]. XLA needs a fixed n, so there n is the smaller of the
@@ -125,19 +132,18 @@ def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
     if compiled_by_xla():
         return _sums_under_xla(ids, values, shape[0])
     unique, positions = tf.unique(ids)
-    size, total = tf.size(unique), tf.size(ids)
+    size = tf.size(unique)
     if values.dtype not in (tf.float32, tf.float64) or tf.config.list_logical_devices("GPU"):
         return unique, tf.math.unsorted_segment_sum(values, positions, size)
     # On a CPU, the same bits in a quarter of the time: multiply the values by a sparse matrix with
     # a one at (position of the id, number of the value).
-    ones = tf.stack([positions, tf.range(total)], axis=1)
-    matrix = tf.SparseTensor(
-        tf.cast(ones, tf.int64), tf.ones((total,), values.dtype), (size, total)
-    )
+    total = tf.size(ids)
+    cells = tf.cast(tf.stack([positions, tf.range(total)], axis=1), tf.int64)
+    matrix = tf.SparseTensor(cells, tf.ones((total,), values.dtype), (size, total))
     return unique, tf.sparse.sparse_dense_matmul(matrix, values)
 
 
-def _sums_under_xla(ids: Any, values: Any, rows: int) -> tuple[Any, Any]:
+def _sums_under_xla(ids: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Return what `sums_by_row` does, without `tf.unique` and sorting, which are slow under XLA.
 
     A row's sum goes to the position of its last occurrence in the batch; or, if the batch has at

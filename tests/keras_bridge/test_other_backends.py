@@ -33,7 +33,7 @@ import gc, threading, time
 
 from tutorlib.callbacks import ThroughputLogger
 from tutorlib.keras_bridge.backend import tensor_maker
-from tutorlib.gpu.tensors import gpu_tensor_maker, wait_for_gpu
+from tutorlib.gpu.batches import gpu_tensor_maker, wait_for_gpu
 from tutorlib.memory import aligned_empty
 
 said, names = {}, {"cat_names": [], "cont_names": ["x"], "label_names": ["click"]}

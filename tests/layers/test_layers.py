@@ -280,8 +280,9 @@ REFUSED = {
     ),
     "list of numbers": (lambda: DenseFeatures([NUMBERS]), r"\['n'\] hold lists"),
     "combiner": (lambda: DenseFeatures(SCHEMA, "max"), "combiner must be one of.*'max'"),
-    "aggregation": (lambda: DenseFeatures(ONE, "sum", "add"), "aggregation.*'add'"),
-    "widths": (lambda: ScalarDenseFeatures(TWO_WIDTHS, "stack"), "equal widths.*'b': 4"),
+    "aggregation": (lambda: FusedEmbedding(ONE, "add"), "aggregation.*'add'"),
+    "widths": (lambda: FusedEmbedding(TWO_WIDTHS), "equal widths.*'b': 4"),
+    "scalar lists": (lambda: ScalarDenseFeatures(SCHEMA), r"\['genres'\] are multi-hot"),
     "fused lists": (lambda: FusedEmbedding(SCHEMA), r"\['genres'\] are multi-hot"),
     "fused shape": (
         lambda: FusedEmbedding(ONE)(np.zeros((2, 2), np.int32)),

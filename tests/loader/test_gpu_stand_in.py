@@ -18,8 +18,8 @@ from tests.loader.test_gpu_batches import FORMS, assert_same_batches, chunk_of, 
 from tests.support import cupy_stand_in, pylibcudf_stand_in
 from tests.support.gpu import MISSING
 from tutorlib.columns import Chunk, Masked
+from tutorlib.gpu import batches as bridge
 from tutorlib.gpu import memory as gpu
-from tutorlib.gpu import tensors as bridge
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema

@@ -13,7 +13,7 @@ from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.hashing import hash_integers, to_buckets
 from tutorlib.ops import Clip, FillMissing, Normalize
-from tutorlib.serving import tensors as hashing_tf
+from tutorlib.serving import export as hashing_tf
 from tutorlib.workflow import Workflow
 
 SMALLEST = 2.0**-126  # nearer to zero, TensorFlow takes a number for zero

@@ -35,22 +35,17 @@ class Squared(ColumnOp):
         return column * column
 
 
-@pytest.mark.parametrize(
-    ("batch_layout", "multi_hot"),
-    [("columns", "nnzs"), ("columns", "padded"), ("stacked", "nnzs")],
-)
-def test_the_layer_gives_the_batches_of_the_loader(tmp_path, batch_layout, multi_hot):
+@pytest.mark.parametrize("multi_hot", ["nnzs", "padded"])
+def test_the_layer_gives_the_batches_of_the_loader(tmp_path, multi_hot):
     table = rows_of_all_kinds(100)
     with ParquetSink(tmp_path / "rows.parquet") as sink:
         sink.write(table)
-    workflow = workflow_of_all_kinds(lists=batch_layout == "columns").fit(table)
-    options = {"batch_layout": batch_layout, "multi_hot": multi_hot}
+    workflow = workflow_of_all_kinds().fit(table)
     names = [n for n in workflow.input_names if n != "label"]
-    loader = KerasSequenceLoader(
-        tmp_path / "rows.parquet", 100, label_names=["label"], shuffle=False, **options
-    ).map(workflow)
+    options = {"label_names": ["label"], "shuffle": False, "multi_hot": multi_hot}
+    loader = KerasSequenceLoader(tmp_path / "rows.parquet", 100, **options).map(workflow)
     batch, _ = loader.peek()
-    layer = workflow.to_keras(**options)
+    layer = workflow.to_keras(multi_hot=multi_hot)
     got = layer(raw_tensors(layer, Chunk.from_arrow(table), names))
     want = {name: tensor.numpy() for name, tensor in batch.items()}
     assert_same_bits(got, want)
@@ -160,8 +155,6 @@ def test_wrong_choices_and_an_unfitted_workflow_are_refused():
     workflow.fit(rows_of_all_kinds())
     with pytest.raises(ValueError, match=r"multi_hot must be one of .*, got 'csr'"):
         workflow.to_keras(multi_hot="csr")
-    with pytest.raises(ValueError, match=r"one value per row, not lists: \['tags'\]"):
-        workflow.to_keras(batch_layout="stacked")
     with pytest.raises(ValueError, match=r"nullable: \['nobody'\] are not raw columns"):
         workflow.to_keras().raw_inputs(["nobody"])
 

@@ -122,7 +122,8 @@ def stack_oracle(layer, inputs):
     names = SAME_WIDTH.names if isinstance(layer, FusedEmbedding) else sorted(SAME_WIDTH.names)
     table = getattr(layer, "table", lambda name: layer.tables[name].embedding_weights)
     found = [array(table(n))[IDS[:, SAME_WIDTH.names.index(n)]] for n in names]
-    return np.stack(found, axis=1) if layer.aggregation == "stack" else np.hstack(found)
+    stacked = getattr(layer, "aggregation", "concat") == "stack"
+    return np.stack(found, axis=1) if stacked else np.hstack(found)
 
 
 def interaction_oracle(layer, x):
@@ -186,11 +187,9 @@ def layers():
         cases[f"fused {way}"] = Case(
             lambda p, way=way: FusedEmbedding(SAME_WIDTH, way, dtype=p), both, stack_oracle
         )
-        cases[f"scalar {way}"] = Case(
-            lambda p, way=way: ScalarDenseFeatures(SAME_WIDTH, way, dtype=p),
-            {"columns": as_columns()},
-            stack_oracle,
-        )
+    cases["scalar"] = Case(
+        lambda p: ScalarDenseFeatures(SAME_WIDTH, dtype=p), {"columns": as_columns()}, stack_oracle
+    )
     return cases
 
 

@@ -14,7 +14,7 @@ from tutorlib.ops import (
     Normalize,
 )
 from tutorlib.schema import batch_dtype
-from tutorlib.serving.tensors import as_string_tensor, columns_batch
+from tutorlib.serving.export import as_string_tensor, columns_batch
 from tutorlib.workflow import Workflow
 
 

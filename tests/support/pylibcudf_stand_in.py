@@ -1,7 +1,7 @@
 """A stand-in for pylibcudf on a machine without a GPU: Arrow reads, and columns look as libcudf's.
 
 `pylibcudf` is a module to be put in its place (`sys.modules["pylibcudf"]`), beside the stand-in for
-CuPy. It has what `tutorlib/gpu/decoding.py` uses. As libcudf does, `read_parquet` gives files in
+CuPy. It has what `tutorlib/gpu/batches.py` uses. As libcudf does, `read_parquet` gives files in
 the order of the sources and row groups in the order of each list, reads a file as often as it is
 given, and refuses files of different schemas. `calls` notes the row groups of each call.
 

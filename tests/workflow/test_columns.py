@@ -155,7 +155,5 @@ def test_vectors_keep_their_length_in_memory_in_files_in_batches_and_served(vect
     raw = {n: c for n, c in all_rows(path).items() if n in layer.types}
     for name, values in layer(raw).items():
         np.testing.assert_array_equal(values, batch[name], err_msg=name)
-    stacked = workflow.to_keras(columns=names, batch_layout="stacked")(raw)
-    assert stacked["continuous"].shape == (40, LENGTH * len(names))
     with pytest.raises(Exception, match=r"lists must have the shape \[batch, 3\]"):
         layer(raw | {"lists": np.zeros((40, 2), np.float32)})

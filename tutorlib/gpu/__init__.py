@@ -1,4 +1,4 @@
-"""All that works on a GPU: its memory, decoding with cuDF, and tensors. A copy may leave it out.
+"""All that works on a GPU: its memory, and batches made with cuDF. A copy may leave it out.
 
 The other rooms import it inside the functions that `device="gpu"` reaches, and nowhere else.
 """

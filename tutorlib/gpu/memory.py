@@ -84,7 +84,7 @@ def gpu_memory_bytes() -> int:
         import jax
 
         jax.device_put(0).block_until_ready()  # with its first array JAX takes its part
-    free, _ = cupy.cuda.runtime.memGetInfo()
+    free = cupy.cuda.runtime.memGetInfo()[0]
     return int(min(free, _left.get("tensorflow", free)) * (1 - GPU_RESERVE))
 
 
@@ -123,7 +123,7 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
 
     if allocation is None:
         allocation = os.environ.get(ENVIRONMENT_VARIABLE, "0.5")
-    free, _ = cupy.cuda.runtime.memGetInfo()
+    free = cupy.cuda.runtime.memGetInfo()[0]
     limit = parse_allocation(allocation, free)
     configuration = tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)
     tf.config.set_logical_device_configuration(gpus[0], [configuration])
@@ -154,10 +154,10 @@ def parse_allocation(text: str | float, free_bytes: int) -> int:
             f"{ENVIRONMENT_VARIABLE}={text!r} must be a number above 0: below 1 a fraction of the "
             "memory, from 1 on mebibytes"
         )
-    wanted = int(value * free_bytes) if value < 1 else int(value * 2**20)
-    if wanted > free_bytes:
+    part = int(value * free_bytes) if value < 1 else int(value * 2**20)
+    if part > free_bytes:
         raise ValueError(
-            f"{ENVIRONMENT_VARIABLE}={text!r} asks for {wanted / 2**20:,.0f} MiB, but the device "
+            f"{ENVIRONMENT_VARIABLE}={text!r} asks for {part / 2**20:,.0f} MiB, but the device "
             f"has {free_bytes / 2**20:,.0f} MiB free"
         )
-    return wanted
+    return part

@@ -6,11 +6,11 @@ Schema or a list of `Column`.
 
 from tutorlib.layers.features import (
     DenseFeatures,
+    FusedEmbedding,
     LinearFeatures,
     ScalarDenseFeatures,
     keras_inputs,
 )
-from tutorlib.layers.fused import FusedEmbedding
 from tutorlib.layers.interactions import MLP, DotProductInteraction
 from tutorlib.layers.tables import EmbeddingBag, EmbeddingTable
 

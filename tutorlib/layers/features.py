@@ -1,42 +1,56 @@
-"""Features: from the columns of a batch to one tensor, with a table for each categorical column.
+"""Layers over columns: from the columns of a batch to one tensor.
 
-Ids must already lie in [0, cardinality); a Workflow learns the vocabularies that make them so.
+`DenseFeatures` and `LinearFeatures` have a table for each categorical column, `FusedEmbedding` one
+for all. Ids must already lie in [0, cardinality); a Workflow learns the vocabularies that make them
+so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
+from tutorlib.layers.tables import (
+    COMBINERS,
+    EmbeddingBag,
+    Initializer,
+    Shape,
+    Tensor,
+    add_table,
+    compiled_by_xla,
+    list_batch_size,
+    register,
+    take_rows,
+)
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, listed
 
 INT32_IDS = 2**31  # ids of a larger table need int64
+Columns = Schema | Iterable[Column]
 
 
-def features_of(columns: Any) -> Schema:
+def features_of(columns: Columns) -> Schema:
     """Return the feature columns of a Schema or list of `Column`; labels and weights are left out.
 
     Raises:
         ValueError: for anything else, such as `tf.feature_column` objects.
     """
-    schema = columns
-    if not isinstance(columns, Schema):
-        columns = [columns] if isinstance(columns, Column) else list(columns)
-        other = [type(column).__name__ for column in columns if not isinstance(column, Column)]
-        if other:
+    if isinstance(columns, Schema):
+        return columns.features
+    columns = list(columns)
+    for column in columns:
+        if not isinstance(column, Column):
             raise ValueError(
-                f"columns must be a Schema or a list of Column, got {other}. Give "
-                "tf.feature_column objects to KerasSequenceLoader(feature_columns=...), and pass "
-                "loader.schema, which also knows which columns are lists."
+                f"columns must be a Schema or a list of Column, got a {type(column).__name__}. "
+                "Give tf.feature_column objects to KerasSequenceLoader(feature_columns=...), and "
+                "pass loader.schema, which also knows which columns are lists."
             )
-        schema = Schema(columns)
-    return schema.features
+    return Schema(columns).features
 
 
 def refuse_multi_hot(features: Schema, who: str) -> None:
@@ -53,8 +67,8 @@ def refuse_multi_hot(features: Schema, who: str) -> None:
 
 
 def keras_inputs(
-    columns: Any, *, batch_layout: str = "columns", multi_hot: str = "nnzs"
-) -> dict[str, Any]:
+    columns: Columns, *, batch_layout: str = "columns", multi_hot: str = "nnzs"
+) -> dict[str, keras.KerasTensor]:
     """Return a `keras.Input` for each tensor of a loader's batch, for a functional model.
 
     Ids are int32 where the cardinality fits and int64 otherwise; Keras casts what it is fed. If
@@ -88,31 +102,31 @@ def keras_inputs(
     check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
     check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
     features = features_of(columns)
-    inputs: dict[str, Any] = {}
-    if batch_layout == "columns":
-        _refuse_names(features.names)
-    else:
+    inputs: dict[str, keras.KerasTensor] = {}
+
+    def add(name: str, width: int | None, dtype: str) -> None:
+        inputs[name] = keras.Input((width,), name=name, dtype=dtype)
+
+    if batch_layout == "stacked":
         refuse_multi_hot(features, "batch_layout='stacked'")
         for role in ("categorical", "continuous"):
-            together = features.with_role(role)
-            if len(together):
-                dtypes = {_input_dtype(column) for column in together}
-                dtype = "int64" if "int64" in dtypes else dtypes.pop()
-                width = sum(column.length or 1 for column in together)
-                inputs[role] = keras.Input((width,), name=role, dtype=dtype)
+            of_role = features.with_role(role)
+            if len(of_role):
+                dtypes = {_input_dtype(column) for column in of_role}
+                width = sum(column.length or 1 for column in of_role)
+                add(role, width, max(dtypes, key=("float32", "int32", "int64").index))
         return inputs
+    _refuse_names(features.names)
     for column in features:
-        name, dtype = column.name, _input_dtype(column)
+        name = column.name
+        dtype = _input_dtype(column)
         if not column.multi_hot:
-            inputs[name] = keras.Input((column.length or 1,), name=name, dtype=dtype)
-        elif multi_hot == "nnzs":
-            for key, kind in (
-                (f"{name}__values", dtype),
-                (f"{name}__nnzs", min_int_dtype_of_models()),
-            ):
-                inputs[key] = keras.Input((1,), name=key, dtype=kind)
+            add(name, column.length or 1, dtype)
+        elif multi_hot == "padded":
+            add(name, None, dtype)
         else:
-            inputs[name] = keras.Input((None,), name=name, dtype=dtype)
+            add(f"{name}__values", 1, dtype)
+            add(f"{name}__nnzs", 1, _narrow_int_dtype())
     return inputs
 
 
@@ -130,7 +144,20 @@ def _input_dtype(column: Column) -> str:
     if column.role != "categorical":
         return "float32"
     narrow = (column.cardinality or INT32_IDS) < INT32_IDS
-    return min_int_dtype_of_models() if narrow else "int64"
+    return _narrow_int_dtype() if narrow else "int64"
+
+
+def _narrow_int_dtype() -> str:
+    """Return the narrowest dtype of integer inputs of models on this machine: "int32" or "int64".
+
+    A model that casts a GPU's int64 ids to int32 would copy them to the host and back
+    (`min_int_dtype_on_gpu`).
+    """
+    if keras.backend.backend() != "tensorflow":
+        return "int32"
+    import tensorflow as tf
+
+    return "int64" if tf.config.list_physical_devices("GPU") else "int32"
 
 
 # ---- layers over columns ------------------------------------------------------------------------
@@ -152,7 +179,7 @@ class FeatureLayer(keras.layers.Layer):
         self.schema = schema
         if not len(schema):
             raise ValueError(f"{type(self).__name__} needs at least one feature column, got none")
-        unknown = [c.name for c in schema.categorical if c.cardinality is None]
+        unknown = [column.name for column in schema.categorical if column.cardinality is None]
         if unknown:
             raise ValueError(
                 f"columns {unknown}: cardinality is not known. Take it from a fitted Workflow with "
@@ -160,23 +187,14 @@ class FeatureLayer(keras.layers.Layer):
                 "features: name them (label_names, weight_name, id_names)."
             )
 
-    def common_width(self, who: str) -> int:
-        """Return the width of all columns; raise ValueError if they differ."""
-        widths = {column.name: column.width for column in self.schema}
-        if len(set(widths.values())) > 1:
-            raise ValueError(
-                f"{who} needs equal widths, got {widths}. Give each column the same embedding_dim, "
-                "feed numbers another way, or use DenseFeatures with aggregation='concat'."
-            )
-        return self.schema.columns[0].width
-
-    def batch_size(self, input_shape: Mapping[str, Any]) -> int | None:
+    def batch_size(self, input_shape: Mapping[str, Shape]) -> int | None:
         """Return the batch size of a dict of shapes; raise ValueError unless all columns fit."""
         if not isinstance(input_shape, Mapping):
             raise ValueError(f"the input must be a dict of columns, got one tensor {input_shape}")
         sizes = []
         for column in self.schema:
-            name, length = column.name, column.length or 1
+            name = column.name
+            length = column.length or 1
             if column.multi_hot:
                 sizes.append(list_batch_size(list_inputs(input_shape, name)))
                 continue
@@ -189,18 +207,18 @@ class FeatureLayer(keras.layers.Layer):
             sizes.append(shape[0])
         return sizes[0]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
-        return super().get_config() | {"columns": [dataclasses.asdict(c) for c in self.schema]}
+        return super().get_config() | {"columns": list(map(dataclasses.asdict, self.schema))}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: dict[str, Any]) -> FeatureLayer:
         """Return the layer that `get_config` describes."""
         columns = Schema(Column(**fields) for fields in config["columns"])
         return cls(**{**config, "columns": columns})
 
 
-def list_inputs(inputs: Mapping[str, Any], name: str) -> Any:
+def list_inputs(inputs: Mapping[str, Tensor], name: str) -> Tensor | dict[str, Tensor]:
     """Return what `EmbeddingBag` takes for one column, from a batch or a dict of shapes."""
     if f"{name}__nnzs" in inputs and f"{name}__values" in inputs:
         return {"values": inputs[f"{name}__values"], "nnzs": inputs[f"{name}__nnzs"]}
@@ -221,41 +239,40 @@ class _TableFeatures(FeatureLayer):
 
     def __init__(
         self,
-        columns: Any,
+        columns: Columns,
         combiner: str,
         table_width: int | None = None,
-        table_initializer: Any = None,
+        table_initializer: Initializer = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(Schema(sorted(features_of(columns), key=lambda c: c.name)), **kwargs)
+        features = sorted(features_of(columns), key=lambda column: column.name)
+        super().__init__(Schema(features), **kwargs)
         check_choice("combiner", combiner, COMBINERS)
         self.combiner = combiner
-        lists = [c.name for c in self.schema.continuous if c.multi_hot]
+        lists = [column.name for column in self.schema.continuous if column.multi_hot]
         if lists:
             raise ValueError(
                 f"columns {lists} hold lists of numbers; continuous columns must hold one number "
                 "per row, or k numbers with length=k."
             )
-        sizes = self.schema.embedding_sizes()
-        self.tables = {
-            name: EmbeddingBag(
+        self.tables: dict[str, EmbeddingBag] = {}
+        for name, (cardinality, width) in self.schema.embedding_sizes().items():
+            self.tables[name] = EmbeddingBag(
                 cardinality,
                 table_width or width,
                 combiner=combiner,
                 embeddings_initializer=table_initializer,
-                name=f"table_{number}",
+                name=f"table_{len(self.tables)}",
                 dtype=self.dtype_policy,
             )
-            for number, (name, (cardinality, width)) in enumerate(sizes.items())
-        }
 
-    def build(self, input_shape: Mapping[str, Any]) -> None:
+    def build(self, input_shape: Mapping[str, Shape]) -> None:
         """Check the shapes and create the tables."""
         self.batch_size(input_shape)
         for table in self.tables.values():
             table.build()
 
-    def values_of(self, column: Column, inputs: Mapping[str, Any]) -> Any:
+    def values_of(self, column: Column, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the embedding or the numbers of one column, [batch, width]."""
         if column.role != "categorical":
             return ops.cast(inputs[column.name], self.compute_dtype)
@@ -267,7 +284,7 @@ class _TableFeatures(FeatureLayer):
 
 @register
 class DenseFeatures(_TableFeatures):
-    """Concatenates or stacks all columns: ids and lists of ids as embeddings, numbers as they are.
+    """Concatenates all columns: ids and lists of ids as embeddings, numbers as they are.
 
     Columns are ordered by name. Each categorical column has a table of its own, `tables[column]`,
     whose variable is called `table_0/embedding_weights`, `table_1/...` in this order;
@@ -278,17 +295,15 @@ class DenseFeatures(_TableFeatures):
     Args:
         columns: Schema, or list of `Column`; labels are left out.
         combiner: how a list of ids becomes one vector: "mean", "sum" or "sqrtn".
-        aggregation: "concat", or "stack", which needs equal widths.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: dict of [batch, 1] tensors, vectors as [batch, k], multi-hot columns in any form of
-        `keras_inputs` -> [batch, sum of widths] for "concat", [batch, columns, width] for "stack".
-        An empty list gives zeros. The id 0 is padding in lists of the form "padded" alone.
+        `keras_inputs` -> [batch, sum of widths]. An empty list gives zeros. The id 0 is padding in
+        lists of the form "padded" alone.
 
     Raises:
-        ValueError: if a choice is unknown, a cardinality is not known, a continuous column holds
-            lists of unknown length, widths differ under "stack", or a batch lacks a column or holds
-            one of another shape.
+        ValueError: if `combiner` or a cardinality is not known, a continuous column holds lists of
+            unknown length, or a batch lacks a column or holds one of another shape.
 
     Example:
         >>> import numpy as np
@@ -300,30 +315,20 @@ class DenseFeatures(_TableFeatures):
         [2, 6]
     """
 
-    def __init__(
-        self, columns: Any, combiner: str = "mean", aggregation: str = "concat", **kwargs: Any
-    ) -> None:
+    def __init__(self, columns: Columns, combiner: str = "mean", **kwargs: Any) -> None:
         super().__init__(columns, combiner, **kwargs)
-        check_choice("aggregation", aggregation, ("concat", "stack"))
-        if aggregation == "stack":
-            self.common_width("aggregation='stack'")
-        self.aggregation = aggregation
 
-    def call(self, inputs: Mapping[str, Any]) -> Any:
-        """Return all columns as one tensor."""
-        parts = [self.values_of(column, inputs) for column in self.schema]
-        return (ops.stack if self.aggregation == "stack" else ops.concatenate)(parts, axis=1)
+    def call(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return all columns side by side, [batch, sum of widths]."""
+        return ops.concatenate([self.values_of(column, inputs) for column in self.schema], axis=1)
 
-    def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, ...]:
-        """Return (batch, sum of widths) or (batch, columns, width)."""
-        batch, widths = self.batch_size(input_shape), [c.width for c in self.schema]
-        if self.aggregation == "stack":
-            return (batch, len(widths), widths[0])
-        return (batch, sum(widths))
+    def compute_output_shape(self, input_shape: Mapping[str, Shape]) -> Shape:
+        """Return (batch, sum of widths)."""
+        return (self.batch_size(input_shape), sum(column.width for column in self.schema))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
-        return super().get_config() | {"combiner": self.combiner, "aggregation": self.aggregation}
+        return super().get_config() | {"combiner": self.combiner}
 
 
 @register
@@ -332,11 +337,10 @@ class ScalarDenseFeatures(DenseFeatures):
 
     Args:
         columns: Schema, or list of `Column`; labels are left out.
-        aggregation: "concat", or "stack", which needs equal widths.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: dict of [batch, 1] tensors -> [batch, sum of widths] for "concat", [batch, columns,
-        width] for "stack", columns ordered by name.
+    Shapes: dict of [batch, 1] tensors, vectors as [batch, k] -> [batch, sum of widths], columns
+        ordered by name.
 
     Raises:
         ValueError: if a column is multi-hot, and as `DenseFeatures` does.
@@ -344,17 +348,17 @@ class ScalarDenseFeatures(DenseFeatures):
     Example:
         >>> import numpy as np
         >>> columns = [Column(name, "categorical", cardinality=9, embedding_dim=4) for name in "ab"]
-        >>> layer = ScalarDenseFeatures(columns, aggregation="stack")
+        >>> layer = ScalarDenseFeatures(columns)
         >>> layer({"a": np.array([[1]]), "b": np.array([[8]])}).shape.as_list()
-        [1, 2, 4]
+        [1, 8]
     """
 
-    def __init__(self, columns: Any, aggregation: str = "concat", **kwargs: Any) -> None:
+    def __init__(self, columns: Columns, **kwargs: Any) -> None:
         features = features_of(columns)
         refuse_multi_hot(features, "ScalarDenseFeatures")
-        super().__init__(features, aggregation=aggregation, **kwargs)
+        super().__init__(features, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
         config = super().get_config()
         del config["combiner"]
@@ -389,10 +393,10 @@ class LinearFeatures(_TableFeatures):
         Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, arXiv:1606.07792.
     """
 
-    def __init__(self, columns: Any, **kwargs: Any) -> None:
+    def __init__(self, columns: Columns, **kwargs: Any) -> None:
         super().__init__(columns, "sum", table_width=1, table_initializer="zeros", **kwargs)
 
-    def build(self, input_shape: Mapping[str, Any]) -> None:
+    def build(self, input_shape: Mapping[str, Shape]) -> None:
         """Check the shapes and create tables, numeric kernel and bias."""
         super().build(input_shape)
         size = sum(column.width for column in self.schema.continuous)
@@ -402,7 +406,7 @@ class LinearFeatures(_TableFeatures):
             )
         self.bias = self.add_weight(name="bias", shape=(1,), initializer="zeros")
 
-    def call(self, inputs: Mapping[str, Any]) -> Any:
+    def call(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the weighted sum of all columns, [batch, 1]."""
         total = self.bias
         for column in self.schema.categorical:
@@ -412,19 +416,123 @@ class LinearFeatures(_TableFeatures):
             total = total + ops.matmul(ops.concatenate(numbers, axis=1), self.numeric_kernel)
         return total
 
-    def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, int]:
+    def compute_output_shape(self, input_shape: Mapping[str, Shape]) -> Shape:
         """Return (batch, 1)."""
         return (self.batch_size(input_shape), 1)
 
 
-def min_int_dtype_of_models() -> str:
-    """Return the narrowest dtype of integer inputs of models on this machine: "int32" or "int64".
+@register
+class FusedEmbedding(FeatureLayer):
+    """Embeddings of many columns from one table: one gather instead of, say, 26.
 
-    A model that casts a GPU's int64 ids to int32 would copy them to the host and back
-    (`min_int_dtype_on_gpu`).
+    The tables are stacked, and each column's ids are shifted by the rows of the tables above its
+    own. An id outside its column's range never reads another column's row: it has the effect that
+    it has in a table of its own (an error on a CPU, zeros on a GPU with TensorFlow, NaN with JAX,
+    the nearest row under XLA with TensorFlow).
+
+    Args:
+        columns: Schema, or list of `Column`. Only the categorical ones are used, in the given
+            order, which must be that of a stacked batch. They need equal widths.
+        aggregation: "stack" or "concat".
+        embeddings_initializer: as in `EmbeddingTable`.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+
+    Shapes: int [batch, columns], or a dict of int [batch, 1] -> [batch, columns, width] for
+        "stack", [batch, columns * width] for "concat".
+
+    Raises:
+        ValueError: if a column is multi-hot, a cardinality is not known, or widths differ.
+
+    Example:
+        >>> import numpy as np
+        >>> columns = [Column(name, "categorical", cardinality=9, embedding_dim=4) for name in "ab"]
+        >>> layer = FusedEmbedding(columns)
+        >>> layer(np.array([[1, 8], [0, 0]])).shape.as_list(), layer.table("b").shape.as_list()
+        ([2, 2, 4], [9, 4])
     """
-    if keras.backend.backend() != "tensorflow":
-        return "int32"
-    import tensorflow as tf
 
-    return "int64" if tf.config.list_physical_devices("GPU") else "int32"
+    def __init__(
+        self,
+        columns: Columns,
+        aggregation: str = "stack",
+        embeddings_initializer: Initializer = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(features_of(columns).categorical, **kwargs)
+        refuse_multi_hot(self.schema, "FusedEmbedding")
+        check_choice("aggregation", aggregation, ("concat", "stack"))
+        widths = {column.name: column.width for column in self.schema}
+        if len(set(widths.values())) > 1:
+            raise ValueError(
+                f"FusedEmbedding needs equal widths, got {widths}. Give each column the same "
+                "embedding_dim, or use DenseFeatures."
+            )
+        self.aggregation = aggregation
+        self.width = self.schema.columns[0].width
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        ends = [0]  # first row of each table, and the end of the last
+        for rows, _ in self.schema.embedding_sizes().values():
+            ends.append(ends[-1] + rows)
+        self.starts = np.array(ends, np.int64)
+
+    def build(self, input_shape: Shape | Mapping[str, Shape]) -> None:
+        """Check the shapes and create the table."""
+        self._batch_size(input_shape)
+        self.embedding_weights = add_table(
+            self, int(self.starts[-1]), self.width, self.embeddings_initializer
+        )
+
+    def call(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Return the embeddings of all columns, stacked or side by side."""
+        rows = take_rows(self.embedding_weights, self._row_numbers(inputs))
+        vectors = ops.cast(rows, self.compute_dtype)  # [batch, columns, width]
+        if self.aggregation == "stack":
+            return vectors
+        return ops.reshape(vectors, (-1, len(self.schema) * self.width))
+
+    def _row_numbers(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Return the rows that ids select, [batch, columns]; none is of another column."""
+        if isinstance(inputs, Mapping):
+            # Concatenating rows and transposing is faster than concatenating columns.
+            columns = [ops.reshape(inputs[name], (1, -1)) for name in self.schema.names]
+            inputs = ops.transpose(ops.concatenate(columns, axis=0))
+        rows = int(self.starts[-1])
+        wide = keras.backend.standardize_dtype(inputs.dtype) == "int64"
+        dtype = "int64" if wide or rows >= INT32_IDS else "int32"
+        ids = ops.cast(inputs, dtype)
+        starts = ops.convert_to_tensor(self.starts[:-1], dtype)
+        last = ops.convert_to_tensor(np.diff(self.starts) - 1, dtype)
+        nearest = ops.clip(ids, 0, last)
+        if compiled_by_xla():
+            return nearest + starts
+        # The row behind the table is out of range for every backend's gather.
+        return ops.where(ops.equal(ids, nearest), ids + starts, rows)
+
+    def table(self, name: str) -> Tensor:
+        """Return the rows that belong to one column, [cardinality, width]."""
+        index = self.schema.names.index(name)
+        return self.embedding_weights[int(self.starts[index]) : int(self.starts[index + 1])]
+
+    def _batch_size(self, input_shape: Shape | Mapping[str, Shape]) -> int | None:
+        if isinstance(input_shape, Mapping):
+            return self.batch_size(input_shape)
+        if len(input_shape) != 2 or input_shape[1] != len(self.schema):
+            raise ValueError(
+                f"a stacked batch must have shape [batch, {len(self.schema)}], one id for each of "
+                f"{self.schema.names}, got {tuple(input_shape)}"
+            )
+        return input_shape[0]
+
+    def compute_output_shape(self, input_shape: Shape | Mapping[str, Shape]) -> Shape:
+        """Return (batch, columns, width) or (batch, columns * width)."""
+        batch = self._batch_size(input_shape)
+        if self.aggregation == "stack":
+            return (batch, len(self.schema), self.width)
+        return (batch, len(self.schema) * self.width)
+
+    def get_config(self) -> dict[str, object]:
+        """Return the arguments that recreate this layer."""
+        return super().get_config() | {
+            "aggregation": self.aggregation,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }

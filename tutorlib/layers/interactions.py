@@ -10,18 +10,17 @@ import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_integer
-from tutorlib.layers.tables import register
+from tutorlib.layers.tables import Shape, Tensor, register
 
 
 @register
 class MLP(keras.layers.Layer):
-    """A stack of dense layers.
+    """A stack of dense layers, with a ReLU behind each hidden one.
 
     Args:
         hidden_units: width of each hidden layer, at least 1; may be empty if `output_units` is
             given.
         output_units: width of a linear output layer behind the hidden ones; None for none.
-        activation: of the hidden layers, a Keras activation or its name.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: [..., n] -> [..., width of the last layer].
@@ -36,46 +35,43 @@ class MLP(keras.layers.Layer):
     """
 
     def __init__(
-        self,
-        hidden_units: Sequence[int],
-        output_units: int | None = None,
-        activation: Any = "relu",
-        **kwargs: Any,
+        self, hidden_units: Sequence[int], output_units: int | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden_units, self.output_units = [int(n) for n in hidden_units], output_units
-        units = [*self.hidden_units, *([] if output_units is None else [output_units])]
+        self.hidden_units = list(map(int, hidden_units))
+        self.output_units = output_units
+        units = self.hidden_units + ([] if output_units is None else [output_units])
         if not units or min(units) < 1:
             raise ValueError(f"MLP needs at least one layer, each at least 1 wide, got {units}")
-        self.activation = keras.activations.get(activation)
-        activations = [self.activation] * len(self.hidden_units) + [None]
-        self.dense = [
-            keras.layers.Dense(n, activation=f, name=f"dense_{i}", dtype=self.dtype_policy)
-            for i, (n, f) in enumerate(zip(units, activations, strict=False))
-        ]
+        self.dense = []
+        for number, width in enumerate(units):
+            activation = "relu" if number < len(self.hidden_units) else None
+            layer = keras.layers.Dense(
+                width, activation, name=f"dense_{number}", dtype=self.dtype_policy
+            )
+            self.dense.append(layer)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Build the dense layers in turn."""
         for layer in self.dense:
             layer.build(input_shape)
             input_shape = layer.compute_output_shape(input_shape)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """Return the output of the last layer."""
         for layer in self.dense:
             inputs = layer(inputs)
         return inputs
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Return (..., width of the last layer)."""
         return (*input_shape[:-1], self.dense[-1].units)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
         return super().get_config() | {
             "hidden_units": self.hidden_units,
             "output_units": self.output_units,
-            "activation": keras.activations.serialize(self.activation),
         }
 
 
@@ -105,29 +101,28 @@ class DotProductInteraction(keras.layers.Layer):
         super().__init__(**kwargs)
         self.pad_to = check_integer("pad_to", pad_to, at_least=1)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """Return the dot products of all pairs, [batch, pairs with padding]."""
-        _, width = self.compute_output_shape(inputs.shape)
-        return pair_products(inputs, width)
+        return pair_products(inputs, self.compute_output_shape(inputs.shape)[1])
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, int]:
+    def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, int]:
         """Return (batch, pairs with padding)."""
-        batch, features, dim = input_shape if len(input_shape) == 3 else (None, None, None)
-        if features is None or dim is None or features < 2:
+        features = input_shape[1] if len(input_shape) == 3 and input_shape[2] else None
+        if features is None or features < 2:
             raise ValueError(
                 "the input must have a known shape [batch, F, d], at least two feature vectors of "
                 f"width d, got {tuple(input_shape)}. Stack the features first, e.g. with "
-                "aggregation='stack'."
+                "FusedEmbedding or keras.ops.stack."
             )
         pairs = features * (features - 1) // 2
-        return (batch, pairs + -pairs % self.pad_to)
+        return (input_shape[0], pairs + -pairs % self.pad_to)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
         return super().get_config() | {"pad_to": self.pad_to}
 
 
-def pair_products(vectors: Any, width: int) -> Any:
+def pair_products(vectors: Tensor, width: int) -> Tensor:
     """Return the dot products of the vectors [batch, F, d] i and j > i, and zeros, [batch, width].
 
     The automatic gradient takes two products of matrices, one for each factor, and adds up F padded
@@ -136,22 +131,27 @@ def pair_products(vectors: Any, width: int) -> Any:
     ms instead of 15, and under XLA 9 instead of 18.
     """
     features = vectors.shape[1]
-    rows, cols = np.triu_indices(features, 1)
+    pairs = features * (features - 1) // 2
     # For each cell of [F, F], the pair that it holds; `width`, a column of zeros, is none.
+    upper = np.triu_indices(features, 1)
     pair_of = np.full((features, features), width, np.int32)
-    pair_of[rows, cols] = pair_of[cols, rows] = np.arange(len(rows))
+    pair_of[upper] = np.arange(pairs)
+    pair_of.T[upper] = np.arange(pairs)
 
     @ops.custom_gradient
-    def take(vectors: Any) -> tuple[Any, Callable]:
+    def take(vectors: Tensor) -> tuple[Tensor, Callable]:
         products = ops.matmul(vectors, ops.transpose(vectors, (0, 2, 1)))  # [batch, F, F]
         flat = ops.reshape(products, (-1, features * features))
         # The upper triangle. A contiguous slice per row is faster than one gather.
-        parts = [flat[:, i * features + i + 1 : (i + 1) * features] for i in range(features - 1)]
-        if padding := width - len(rows):
-            parts.append(ops.zeros((ops.shape(flat)[0], padding), flat.dtype))
+        parts = []
+        for row in range(features - 1):
+            parts.append(flat[:, row * features + row + 1 : (row + 1) * features])
+        if width > pairs:
+            parts.append(ops.zeros((ops.shape(flat)[0], width - pairs), flat.dtype))
 
-        def grad(*args: Any, upstream: Any = None) -> Any:
-            (upstream,) = (upstream,) if upstream is not None else args
+        def grad(*args: Tensor, upstream: Tensor = None) -> Tensor:
+            if upstream is None:  # TensorFlow and PyTorch give it by position
+                upstream = args[0]
             # Gathering whole rows of the transpose is faster than a gather along the last axis.
             by_pair = ops.pad(ops.transpose(upstream), [[0, 1], [0, 0]])
             square = ops.transpose(ops.take(by_pair, pair_of.ravel(), axis=0))

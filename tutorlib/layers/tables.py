@@ -7,7 +7,7 @@ that were looked up are cast to the compute dtype.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
@@ -17,10 +17,16 @@ from tutorlib.checks import check_choice, check_integer
 COMBINERS = ("mean", "sum", "sqrtn")
 PADDING = 0  # behind the ids of a padded list: no id there, but one in all other forms
 
+Tensor = Any  # of Keras's backend, or a NumPy array
+Shape = tuple[int | None, ...]
+Initializer: TypeAlias = "str | keras.initializers.Initializer | None"
+
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
 
-def add_table(layer: keras.layers.Layer, rows: int, width: int, initializer: Any) -> Any:
+def add_table(
+    layer: keras.layers.Layer, rows: int, width: int, initializer: Initializer
+) -> keras.Variable:
     """Add a table [rows, width] to a layer.
 
     Without an initializer it starts as that of `keras.layers.Embedding`: uniform in [-0.05, 0.05].
@@ -63,7 +69,7 @@ class EmbeddingTable(keras.layers.Layer):
         self,
         cardinality: int,
         embedding_dim: int,
-        embeddings_initializer: Any = None,
+        embeddings_initializer: Initializer = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -71,25 +77,25 @@ class EmbeddingTable(keras.layers.Layer):
         self.embedding_dim = check_integer("embedding_dim", embedding_dim, at_least=1)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         """Create the table; its size does not depend on the input."""
         self.embedding_weights = add_table(
             self, self.cardinality, self.embedding_dim, self.embeddings_initializer
         )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """Return the rows that ids [...] select, [..., embedding_dim]."""
         return self.rows(inputs)
 
-    def rows(self, ids: Any) -> Any:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the rows that ids [...] select, [..., embedding_dim] in the compute dtype."""
         return ops.cast(take_rows(self.embedding_weights, ids), self.compute_dtype)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Return (..., embedding_dim)."""
         return (*input_shape, self.embedding_dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
         return super().get_config() | {
             "cardinality": self.cardinality,
@@ -138,17 +144,18 @@ class EmbeddingBag(EmbeddingTable):
         cardinality: int,
         embedding_dim: int,
         combiner: str = "mean",
-        embeddings_initializer: Any = None,
+        embeddings_initializer: Initializer = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(cardinality, embedding_dim, embeddings_initializer, **kwargs)
         check_choice("combiner", combiner, COMBINERS)
         self.combiner = combiner
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Return the combined vector of each row, [batch, embedding_dim]."""
         if isinstance(inputs, Mapping):
-            values, counts = values_and_counts(inputs)
+            values = ops.reshape(inputs["values"], (-1,))  # [nnz]
+            counts = ops.reshape(inputs["nnzs"], (-1,))  # [batch]
             numbers = row_numbers(counts, ops.shape(values)[0])
             total = sum_rows(self._rows_to_sum(values), numbers, ops.shape(counts)[0])
         else:
@@ -166,27 +173,21 @@ class EmbeddingBag(EmbeddingTable):
             total = total / divisor[:, None]
         return ops.cast(total, self.compute_dtype)
 
-    def _rows_to_sum(self, ids: Any) -> Any:
+    def _rows_to_sum(self, ids: Tensor) -> Tensor:
         """Return the rows of ids in a dtype for sums."""
-        narrow = self.variable_dtype in ("float16", "bfloat16")
-        dtype = "float32" if narrow else self.variable_dtype
+        dtype = "float64" if self.variable_dtype == "float64" else "float32"
         return ops.cast(take_rows(self.embedding_weights, ids), dtype)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
+    def compute_output_shape(self, input_shape: Shape | Mapping[str, Shape]) -> Shape:
         """Return (batch, embedding_dim)."""
         return (list_batch_size(input_shape), self.embedding_dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments that recreate this layer."""
         return super().get_config() | {"combiner": self.combiner}
 
 
-def values_and_counts(lists: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return values [nnz] and values per row [batch] of the input of a bag that is not padded."""
-    return ops.reshape(lists["values"], (-1,)), ops.reshape(lists["nnzs"], (-1,))
-
-
-def list_batch_size(shape: Any) -> int | None:
+def list_batch_size(shape: Shape | Mapping[str, Shape]) -> int | None:
     """Return the batch size of the input of a bag, given its shapes.
 
     Raises:
@@ -202,7 +203,7 @@ def list_batch_size(shape: Any) -> int | None:
     return shape[0]
 
 
-def row_numbers(counts: Any, size: Any) -> Any:
+def row_numbers(counts: Tensor, size: Tensor) -> Tensor:
     """Return the row that each of `size` values belongs to, integers [size].
 
     One mark at the end of each row, then a running sum. A binary search would be one line, but
@@ -215,7 +216,7 @@ def row_numbers(counts: Any, size: Any) -> Any:
     return ops.cumsum(marks[:size])
 
 
-def sum_rows(values: Any, rows: Any, batch: Any) -> Any:
+def sum_rows(values: Tensor, rows: Tensor, batch: Tensor) -> Tensor:
     """Return the sum of the values of each row, [batch, ...]; zeros for a row without values."""
     if keras.config.backend() != "tensorflow" or compiled_by_xla():
         return ops.segment_sum(values, rows, num_segments=batch + 1)[:batch]
@@ -231,7 +232,7 @@ def sum_rows(values: Any, rows: Any, batch: Any) -> Any:
 # ---- rows of a variable, read without a copy of the rest of it -----------------------------------
 
 
-def take_rows(variable: Any, ids: Any) -> Any:
+def take_rows(variable: keras.Variable, ids: Tensor) -> Tensor:
     """Return the rows of a `keras.Variable` [rows, ...] that integer ids select, [*ids.shape, ...].
 
     On TensorFlow this reads the rows from the variable's memory. `keras.ops.take` first reads the
@@ -245,7 +246,7 @@ def take_rows(variable: Any, ids: Any) -> Any:
     return gather_rows(variable.value, ids)
 
 
-def gather_rows(variable: Any, ids: Any) -> Any:
+def gather_rows(variable: Tensor, ids: Tensor) -> Tensor:
     """Return the rows of a `tf.Variable` that ids select, [*ids.shape, ...]."""
     import tensorflow as tf
 

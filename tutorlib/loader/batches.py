@@ -128,7 +128,7 @@ class BatchMaker:
         self._tensor: Callable[[Any], Any] = (lambda array: array) if as_numpy else tensor_maker()
         self._keep: Callable[[list[Any]], None] | None = None
         if library is not np:
-            from tutorlib.gpu.tensors import batch_keeper, gpu_tensor_maker
+            from tutorlib.gpu.batches import batch_keeper, gpu_tensor_maker
 
             self._keep, self._tensor = batch_keeper(), gpu_tensor_maker()
         self._tensors: Callable[[Any], Sequence[Any]] = lambda a: list(map(self._tensor, a))

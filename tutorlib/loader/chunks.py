@@ -8,7 +8,7 @@ for a transform, slices of a row group, and small row groups.
 
 Calls into NumPy are few and long, so that threads do not fight for the interpreter lock. Columns of
 a stacked matrix become rows of it first: gathering whole rows of 26 columns is as fast as gathering
-two columns. On a GPU (`gpu/gathering.py`) the arrays are CuPy's.
+two columns. On a GPU (`gpu/batches.py`) the arrays are CuPy's.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class ChunkReader:
         parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
         order = submit(self._order, plan, chunk)
         if self.on_gpu:
-            from tutorlib.gpu.gathering import begin_on_gpu
+            from tutorlib.gpu.batches import begin_on_gpu
 
             return parts, [order, *begin_on_gpu(self, submit, chunk, parts, order)]
         reading: list[Future[Any]] = []

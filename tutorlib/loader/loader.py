@@ -213,8 +213,7 @@ class KerasSequenceLoader(LoaderAdapter):
         batch_schema = Schema(columns, self._file_schema.left_out)
         self._set_schema(batch_schema, batch_schema.names)
         if self.device == "gpu":
-            from tutorlib.gpu.decoding import refuse_unreadable
-            from tutorlib.gpu.tensors import gpu_tensor_maker
+            from tutorlib.gpu.batches import gpu_tensor_maker, refuse_unreadable
 
             gpu_tensor_maker()  # refuses a backend that sees no GPU
             vectors = [column.name for column in batch_schema if column.length is not None]

@@ -4,8 +4,12 @@
 serves which op. A saved graph needs TensorFlow alone.
 """
 
-from tutorlib.serving.export import WorkflowLayer, export_serving
-from tutorlib.serving.ops import SERVED, ServedOp
-from tutorlib.serving.tensors import ServedColumn
+from tutorlib.serving.export import (
+    SERVED,
+    ServedColumn,
+    ServedOp,
+    WorkflowLayer,
+    export_serving,
+)
 
 __all__ = ["SERVED", "ServedColumn", "ServedOp", "WorkflowLayer", "export_serving"]

@@ -544,7 +544,7 @@ class Workflow:
         together with a model.
 
         Args:
-            options: `columns`, `batch_layout` and `multi_hot` of `WorkflowLayer`.
+            options: `columns` and `multi_hot` of `WorkflowLayer`.
 
         Returns:
             A `WorkflowLayer`.
