@@ -178,7 +178,7 @@ def test_a_pass_that_is_dropped_stops_without_waiting(folder, by):
 class Interrupting:
     """Raises KeyboardInterrupt at one bytecode of a pass and its pipeline, on this thread."""
 
-    FILES = ("batches.py", "cursor.py", "pipeline.py", "loader.py")
+    FILES = ("batches.py", "pipeline.py", "loader.py")
 
     def __init__(self, at):
         self.left = at

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tutorlib.loader.plan import EpochPlan
-from tutorlib.loader.sizing import RowBytes, chunk_size
+from tutorlib.loader.settings import RowBytes, chunk_size
 
 row_counts = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum)
 layouts = st.fixed_dictionaries(

@@ -1,6 +1,6 @@
 """Loader: Parquet to shuffled batches for Keras. Start reading at `plan.py`, then `loader.py`."""
 
+from tutorlib.loader.layout import MultiHot
 from tutorlib.loader.loader import KerasSequenceLoader
-from tutorlib.loader.settings import MultiHot
 
 __all__ = ["KerasSequenceLoader", "MultiHot"]

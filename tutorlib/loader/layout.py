@@ -13,11 +13,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.arrays import Array, list_parts, one_array, valid_rows
-from tutorlib.loader.settings import PAD, MultiHot
-from tutorlib.schema import ROLES, Column, Schema, batch_dtype, is_list
+from tutorlib.checks import check_choice, check_integer
+from tutorlib.schema import MULTI_HOT_FORMS, ROLES, Column, Schema, batch_dtype, is_list
 
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite
+PAD = 0  # behind the values of "padded" lists; no id, as in Categorify and Keras's mask_zero
 STACKED_ROLES = ("categorical", "continuous")
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiHot:
+    """How columns of lists are in a batch: the argument `multi_hot` of `KerasSequenceLoader`.
+
+    XLA and JAX compile again for every new shape. With "nnzs" the number of values differs from
+    batch to batch; "padded" with a `max_length` gives one shape.
+
+    Args:
+        form: of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
+            "padded" gives g [batch, width], padded with 0, which
+            `keras.layers.Embedding(mask_zero=True)` masks. The id 0 in the data is refused; in
+            lists of numbers 0 is a number too.
+        max_length: longest list that is accepted, at least 1, and the width of "padded"; None for
+            any length: "padded" is then as wide as the longest list of the batch.
+
+    Raises:
+        ValueError: if a field is out of range.
+
+    Example:
+        >>> MultiHot("padded", max_length=20).form
+        'padded'
+    """
+
+    form: str = "nnzs"
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("multi_hot", self.form, MULTI_HOT_FORMS)
+        if self.max_length is not None:
+            length = check_integer("multi_hot: max_length", self.max_length, 1)
+            object.__setattr__(self, "max_length", length)
 
 
 @dataclasses.dataclass(eq=False)

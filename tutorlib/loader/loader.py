@@ -26,15 +26,13 @@ from tutorlib.keras_bridge.backend import (
     min_int_dtype_on_gpu,
     process_count,
 )
-from tutorlib.loader.batches import Batches, BatchMaker
+from tutorlib.loader.batches import Batches, BatchMaker, EpochCursor, Position
 from tutorlib.loader.chunks import ChunkReader
-from tutorlib.loader.cursor import EpochCursor, Position
-from tutorlib.loader.layout import Layout
+from tutorlib.loader.layout import Layout, MultiHot
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
-from tutorlib.loader.settings import LoaderSettings, MultiHot
-from tutorlib.loader.sizing import ChunkSize, size_of_chunks
+from tutorlib.loader.settings import ChunkSize, LoaderSettings, size_of_chunks
 from tutorlib.memory import BufferPool, resolve_device
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
@@ -110,7 +108,7 @@ class KerasSequenceLoader(LoaderAdapter):
             works there. None sets no bound. It bounds `buffer_size`, also the automatic one, and
             allows four threads at most. On a CPU, a process grows by at most 1.5 times this plus
             64 MiB in a pass over numbers. Lists count with the mean length that footers tell:
-            docs/promises.md says what takes more. `loader/sizing.py` has the formula.
+            docs/promises.md says what takes more. `loader/settings.py` has the formula.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features. They are always
             refused in labels and weights.
 

@@ -24,7 +24,7 @@ from tutorlib import ops
 from tutorlib.checks import check_choice
 from tutorlib.columns import Strings
 from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
-from tutorlib.loader.settings import PAD
+from tutorlib.loader.layout import PAD
 from tutorlib.ops.base import UNKNOWN_ID
 from tutorlib.output import new_folder, refuse_existing
 from tutorlib.schema import (
