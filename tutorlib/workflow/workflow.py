@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, output
+from tutorlib.checks import shortened
 from tutorlib.columns import AnyColumn, Chunk, converted
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import ParquetSource, file_rows, table_of
 from tutorlib.schema import (
+    MOST_NAMED,
     Column,
     Schema,
     column_type,
@@ -261,8 +263,9 @@ class Workflow:
                 remedies[remedy] = None
         if differences:
             raise ValueError(
-                f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
-                f"data with the same types, or fit the workflow again; {'; '.join(remedies)}."
+                "the columns do not match those fitted on: "
+                f"{shortened(differences, MOST_NAMED)}. Write the data with the same types, or fit "
+                f"the workflow again; {'; '.join(remedies)}. It has {listed(types)}."
             )
 
     # ---- transforming ----------------------------------------------------------------------------
