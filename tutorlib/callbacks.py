@@ -125,7 +125,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         self._ours = True
         if not self.file.exists():
             return self.loader.epoch
-        build(model, self.loader.peek)
+        build(model, lambda: self.loader.peek())
         state, values = _read(self.file)
         _check_model(self.file, state["model"], model)
         try:

@@ -70,15 +70,15 @@ def test_hash_bucket_by_hand():
             "lists": column([[5, 6], [], [None]]),
         }
     )
-    out = (list(chunk) >> HashBucket(1000)).transform(chunk)
-    bucket = [((mix(v) >> 32) * 1000) >> 32 for v in (5, 6)]
+    out = (list(chunk) >> HashBucket({"n": 10, "s": 100, "lists": 1000})).transform(chunk)
+    bucket = [((mix(v) >> 32) * 10) >> 32 for v in (5, 6)]
     assert out["n"].tolist() == [bucket[0], 0, bucket[1]]
     assert out["s"].tolist() == [
-        ((hash_text("x") >> 32) * 1000) >> 32,
+        ((hash_text("x") >> 32) * 100) >> 32,
         0,
-        ((hash_text("Müller") >> 32) * 1000) >> 32,
+        ((hash_text("Müller") >> 32) * 100) >> 32,
     ]
-    assert out["lists"].tolist() == [bucket, [], [0]]
+    assert out["lists"].tolist() == [[((mix(v) >> 32) * 1000) >> 32 for v in (5, 6)], [], [0]]
     assert out["n"].dtype == np.int32
     later = ["lists"] >> HashBucket(1000, first_id=7)
     ids = later.transform(chunk)["lists"]
@@ -148,7 +148,7 @@ ERRORS = [
         for n in (0, 2**31, 1.5, {"a": 0})
     ],
     (lambda: HashBucket(9, first_id=-1), r"HashBucket: first_id must be in \[0, 2\*\*31\), got -1"),
-    (lambda: HashBucket(2**31 - 1, 1), r"HashBucket: first_id \+ num_buckets .*2\*\*31"),
+    (lambda: HashBucket({"a": 2**31 - 1}, 1), r"HashBucket: first_id \+ num_buckets .*2\*\*31"),
 ]
 
 

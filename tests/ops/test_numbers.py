@@ -184,6 +184,7 @@ def test_a_median_that_a_smaller_dtype_cannot_hold_is_refused():
         (lambda: Clip(2, 1), "min_value 2 is above"),
         (lambda: Clip(math.nan), "Clip: min_value must be a finite number"),
         (lambda: FillMissing(math.inf), "fill_value must be a finite number"),
+        (lambda: ["x"] >> HashBucket({"y": 1}), r"num_buckets has no entry for columns \['x'\]"),
         (lambda: ["a"] >> Rename({"b": "c"}), r"Rename: no columns \['b'\]"),
         (lambda: (["a"] >> LogOp()) >> Categorify, "forget the brackets"),
     ],

@@ -519,12 +519,12 @@ class HashBucket(ColumnOp):
     lengths. A null gets `first_id`, which values have too.
 
     Args:
-        num_buckets: buckets of each column, 1 to 2**31 - 1.
+        num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
         first_id: the lowest id, at least 0; 1 keeps the id 0 for the padding of lists. The
             cardinality is `first_id + num_buckets`, at most 2**31 - 1.
 
     Raises:
-        ValueError: if `num_buckets` or `first_id` is out of range.
+        ValueError: if `num_buckets` or `first_id` is out of range, or a column has no entry.
         TypeError: for floating-point columns.
 
     Example:
@@ -535,14 +535,17 @@ class HashBucket(ColumnOp):
     Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
     """
 
-    def __init__(self, num_buckets: int, first_id: int = 0) -> None:
+    def __init__(self, num_buckets: int | Mapping[str, int], first_id: int = 0) -> None:
         self.first_id = check_integer("HashBucket: first_id", first_id, at_least=0, bits=31)
-        self.num_buckets = check_integer("HashBucket: num_buckets", num_buckets, 1, bits=31)
-        check_integer("HashBucket: first_id + num_buckets", self.cardinality(""), 1, bits=31)
+        self.num_buckets = num_buckets
+        by_name = num_buckets if isinstance(num_buckets, Mapping) else {"": num_buckets}
+        for buckets in by_name.values():
+            number = check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
+            check_integer("HashBucket: first_id + num_buckets", number + self.first_id, 1, bits=31)
 
     def transform_column(self, name: str, column: FlatColumn) -> np.ndarray:
         """Return the id of each value."""
-        ids = to_buckets(hash_values(self._keys(name, column)), self.num_buckets)
+        ids = to_buckets(hash_values(self._keys(name, column)), self.buckets(name))
         ids += self.first_id
         valid = valid_of(column)
         if valid is not None:
@@ -551,4 +554,16 @@ class HashBucket(ColumnOp):
 
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids are in [0, cardinality)."""
-        return self.first_id + self.num_buckets
+        return self.first_id + self.buckets(name)
+
+    def buckets(self, name: str) -> int:
+        """Return the number of buckets of a column."""
+        setting = self.num_buckets
+        return int(setting[name] if isinstance(setting, Mapping) else setting)
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the same names; ValueError for columns without buckets."""
+        by_name = self.num_buckets if isinstance(self.num_buckets, Mapping) else names
+        if missing := [name for name in names if name not in by_name]:
+            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
+        return list(names)

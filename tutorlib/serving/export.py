@@ -340,7 +340,7 @@ class ServedHashBucket(ServedOp):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids, that of the first bucket at a null."""
-        ids = to_buckets(hash_values(column.values), self.op.num_buckets)
+        ids = to_buckets(hash_values(column.values), self.op.buckets(name))
         ids += self.op.first_id
         return column.with_values(column.without_nulls(ids, self.op.first_id))
 
