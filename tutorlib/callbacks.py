@@ -606,12 +606,12 @@ class KerasSequenceValidater(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Evaluate the model and add the results to the logs; a loader stays where it is."""
         loader = self.loader if isinstance(self.loader, LoaderAdapter) else None
-        position = loader and loader.position
+        position = loader and loader._cursor.position
         try:
             results = self.model.evaluate(self.loader, return_dict=True, verbose=0)
         finally:
             if loader is not None:
-                loader.return_to(position)
+                loader._cursor.position = position
         for name, value in results.items():
             if f"val_{name}" in logs:
                 raise ValueError(

@@ -192,8 +192,8 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
         raise ValueError(f"max_seconds must be above 0, got {max_seconds}")
     begin: Callable[[], Any]  # an epoch, which can be closed; it does not move a loader
     if isinstance(data, KerasSequenceLoader):
-        data.check_for_fit()
-        begin = data.preview
+        data._check_for_fit()
+        begin = data._preview
         steps: float = len(data)
     else:
         begin = functools.partial(_each, data)

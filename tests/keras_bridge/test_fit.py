@@ -141,7 +141,7 @@ def test_batches_drawn_to_build_a_model_are_given_again_and_trained_ones_never(f
 
 # What changes a loader, or begins a pass that does; everything else that is public only reads.
 CHANGES = {"as_numpy", "close", "load_state_dict", "map", "on_epoch_begin", "on_epoch_end"}
-CHANGES |= {"predict", "return_to", "set_epoch", "to_tf_dataset"}
+CHANGES |= {"predict", "set_epoch", "to_tf_dataset"}
 
 
 def read_everything(loader):

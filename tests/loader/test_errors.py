@@ -408,7 +408,7 @@ def test_an_error_is_raised_where_other_threads_wait_for_a_slice_that_nobody_rea
     pq.write_table(rows, tmp_path / "x.parquet", row_group_size=100)
     made = {"buffer_size": 50, "parts_per_chunk": 40, "threads": 2}
     loader, said = KerasSequenceLoader(tmp_path, 100, cont_names=["x"], **made), []
-    first = loader.plan.chunks[0].row_ranges[0]
+    first = loader._current_plan.chunks[0].row_ranges[0]
     failing = first.row_group * 100.0 + first.start
 
     def fail(chunk):

@@ -265,9 +265,9 @@ def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path):
     model.fit(loader, verbose=0)
     tf.profiler.experimental.stop()
     copied = copied_bytes(tmp_path)
-    batches = loader.plan.num_rows * loader.layout.row_bytes
+    batches = loader._current_plan.num_rows * loader._layout.row_bytes
     files = sum(path.stat().st_size for path in many.iterdir())
-    order = 8 * loader.plan.num_rows  # of the rows: computed on the host
+    order = 8 * loader._current_plan.num_rows  # of the rows: computed on the host
     assert copied["MemcpyD2H"] < 0.01 * batches, copied
     assert 0 < copied["MemcpyH2D"] < files + order + 0.05 * batches, copied
 

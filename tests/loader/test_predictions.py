@@ -89,15 +89,15 @@ def test_ids_are_not_inferred_as_features_and_may_be_named_as_such(files):
     inferred = KerasSequenceLoader(files, 32, id_names=ids, label_names=["label"])
     assert inferred.schema.features.names == ["x"]
     both = loader_of(files, cont_names=["x"], id_names=["x"], shuffle=False)
-    assert (both.id_names, both.schema.features.names) == (["x"], ["x"])
+    assert (both._id_names, both.schema.features.names) == (["x"], ["x"])
 
 
 def test_a_schema_names_ids(files):
     schema = Schema([Column("x", "continuous"), Column("text", "id", "string")])
     assert Schema.from_json(schema.to_json())["text"].role == "id"
-    assert KerasSequenceLoader(files, 32, schema=schema).id_names == ["text"]
+    assert KerasSequenceLoader(files, 32, schema=schema)._id_names == ["text"]
     more = KerasSequenceLoader(files, 32, schema=schema, id_names=["big", "text"])
-    assert (more.id_names, more.schema.names) == (["big", "text"], ["x"])
+    assert (more._id_names, more.schema.names) == (["big", "text"], ["x"])
 
 
 @st.composite

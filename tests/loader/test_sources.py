@@ -127,7 +127,7 @@ def test_the_schema_of_a_prepared_folder_is_used_and_arguments_come_first(prepar
 
 def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refused(prepared):
     both = KerasSequenceLoader([prepared / "train", prepared / "valid"], 100)
-    assert both.plan.num_rows == ROWS
+    assert both._current_plan.num_rows == ROWS
     assert both.schema["name"].cardinality == 10
     file = prepared / "valid" / "_schema.json"
     file.write_text("{")

@@ -164,4 +164,4 @@ def test_ranks_have_one_state_and_each_goes_on_as_the_rank_that_it_is(folder):
 def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, monkeypatch):
     monkeypatch.setattr(loader_module, "process_count", lambda: 2)
     with pytest.raises(ValueError, match=r"every row: make it after jax.distributed.initialize"):
-        loader_of(folder, 60).check_for_fit()
+        loader_of(folder, 60)._check_for_fit()

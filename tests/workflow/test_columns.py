@@ -97,7 +97,7 @@ def test_a_loader_of_rows_without_labels_predicts_with_the_workflow(fitted, tmp_
     scored = []
     for path in (train, write(tmp_path / "test.parquet", lacking, 20), tmp_path / "empty.parquet"):
         loader = KerasSequenceLoader(path, 16, shuffle=False).map(only)
-        assert loader.labelled == (path == train)
+        assert loader._labelled == (path == train)
         inputs = {"x": keras.Input((1,), name="x"), "v": keras.Input((2,), name="v")}
         scored.append(keras.Model(inputs, inputs["x"] * 2).predict(loader, verbose=0))
     assert np.array_equal(scored[0], scored[1])

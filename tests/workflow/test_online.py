@@ -133,9 +133,9 @@ def test_a_loader_that_asks_for_no_labels_gets_none_of_the_workflow(clicks):
     blank = whole.set_column(whole.schema.get_field_index("click"), "click", pa.nulls(200, "float"))
     for table in (whole, blank):
         loader = KerasSequenceLoader(table, 50, label_names=[]).map(fitted)
-        assert (loader.labelled, loader.schema.names) == (False, ["C1"])
+        assert (loader._labelled, loader.schema.names) == (False, ["C1"])
         assert sum(len(inputs["C1"]) for inputs, *_ in loader) == 200
-    assert KerasSequenceLoader(whole, 50).map(fitted).labelled
+    assert KerasSequenceLoader(whole, 50).map(fitted)._labelled
 
 
 def test_a_workflow_of_other_features_than_the_loader_names_is_refused(clicks):

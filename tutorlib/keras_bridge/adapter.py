@@ -77,12 +77,12 @@ class LoaderAdapter(TensorAdapter):
     Attributes:
         len: number of batches of an epoch.
         batch_size: rows of a full batch.
-        shuffle: whether rows come in random order.
-        labelled: whether batches hold labels.
-        layout: how columns lie in a batch: `input_names`, and the columns of lists, `ragged`.
+        _shuffle: whether rows come in random order.
+        _labelled: whether batches hold labels.
+        _layout: how columns lie in a batch: `input_names`, and the columns of lists, `ragged`.
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
-        preview: returns the batches of the current epoch, and leaves the loader where it is.
-        check_for_fit: raises ValueError where Keras would report a wrong loss.
+        _preview: returns the batches of the current epoch, and leaves the loader where it is.
+        _check_for_fit: raises ValueError where Keras would report a wrong loss.
 
     It counts in `batches_taken` the batches that Keras has taken so far.
     """
@@ -95,7 +95,7 @@ class LoaderAdapter(TensorAdapter):
         Keras warns at the end of such a shorter epoch that its input ran out of data. Batches that
         it draws only to build a model do not move the loader: they come again.
         """
-        batches = self.preview() if _builds_model() else iter(self)
+        batches = self._preview() if _builds_model() else iter(self)
         trace: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         if keras.backend.backend() == "tensorflow":  # whose profiler then shows the wait
             import tensorflow as tf
@@ -111,7 +111,7 @@ class LoaderAdapter(TensorAdapter):
 
     def get_tf_dataset(self: Any) -> Iterable[Batch]:
         """Return the batches, with their types for `tf.function` if they hold no lists."""
-        if self.layout.ragged:  # another shape in each batch
+        if self._layout.ragged:  # another shape in each batch
             return _Epochs(self.new_pass)
         from tutorlib.keras_bridge.batch_types import with_types
 
@@ -125,23 +125,23 @@ class LoaderAdapter(TensorAdapter):
         Anyone else may read it at any time: that changes nothing, and of processes that are joined
         one may ask alone.
         """
-        accepted = {"batch_size": [self.batch_size], "shuffle": [True, self.shuffle]}
+        accepted = {"batch_size": [self.batch_size], "shuffle": [True, self._shuffle]}
         caller = caller_of(self, "a loader", accepted)
         if caller is None:
             return len(self)
-        if caller.method == "predict" and (self.shuffle or process_count() > 1):
+        if caller.method == "predict" and (self._shuffle or process_count() > 1):
             raise ValueError(
                 "predict with a loader that shuffles (shuffle=True, the default), or on several "
                 "processes, does not give all rows in order: use loader.predict(model), whose "
                 "table has the columns id_names=[...], or shuffle=False in one process"
             )
-        if caller.method != "predict" and not self.labelled and caller.model.loss is not None:
+        if caller.method != "predict" and not self._labelled and caller.model.loss is not None:
             raise ValueError(
                 f"{caller.method} with a loader that has no labels. Name them (label_names=[...]), "
                 "or map a Workflow that makes them (LabelEncoder, or its label_names)"
             )
-        refuse_other_inputs(caller.model, self.layout.input_names)
-        self.check_for_fit()
+        refuse_other_inputs(caller.model, self._layout.input_names)
+        self._check_for_fit()
         return len(self)
 
     @property

@@ -26,7 +26,7 @@ from tutorlib.keras_bridge.backend import (
     min_int_dtype_on_gpu,
     process_count,
 )
-from tutorlib.loader.batches import Batches, BatchMaker, EpochCursor, Position
+from tutorlib.loader.batches import Batches, BatchMaker, EpochCursor
 from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.layout import Layout, MultiHot
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
@@ -116,8 +116,6 @@ class KerasSequenceLoader(LoaderAdapter):
         source: the `ParquetSource`.
         device: where batches are made, "cpu" or "gpu".
         schema: `Schema` of the batches.
-        labelled: whether batches hold labels.
-        id_names: names of the id columns.
 
     Raises:
         FileNotFoundError: if there is no Parquet file.
@@ -196,7 +194,7 @@ class KerasSequenceLoader(LoaderAdapter):
             id_names,
         )  # fmt: skip
         ids = self._file_schema.with_role("id").names
-        self.id_names = ids if id_names is None else id_names
+        self._id_names = ids if id_names is None else id_names
         self._named = any(x is not None for x in (schema, feature_columns, cat_names, cont_names))
         self._unlabelled = label_names is not None and not self._file_schema.labels.columns
         if not self.source.num_rows:
@@ -227,11 +225,11 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"there are no feature columns in the files: {schema.left_out or given}"
             )
         self.schema = schema
-        self.labelled = bool(schema.labels.columns)
+        self._labelled = bool(schema.labels.columns)
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self._columns = sorted(columns, key=lambda name: order.get(name, 0))
         self._latest: EpochPlan | None = None
-        for name in ("layout", "_size"):
+        for name in ("_layout", "_size"):
             self.__dict__.pop(name, None)
 
     def _begin(self) -> None:
@@ -279,7 +277,7 @@ class KerasSequenceLoader(LoaderAdapter):
             )  # fmt: skip
             self._workflow = workflow_or_function
             self._set_schema(schema, columns)
-            _ = self.layout  # refuses columns that no batch can hold
+            _ = self._layout  # refuses columns that no batch can hold
         else:
             self._transform = workflow_or_function
             name = getattr(
@@ -292,7 +290,7 @@ class KerasSequenceLoader(LoaderAdapter):
     # ---- what a batch looks like ----
 
     @functools.cached_property
-    def layout(self) -> Layout:
+    def _layout(self) -> Layout:
         """How columns lie in a batch; raises ValueError for a column that no batch can hold."""
         return Layout(
             self.schema,
@@ -309,7 +307,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def _size(self) -> ChunkSize:
         """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
         try:
-            layout = self.layout
+            layout = self._layout
         except ValueError:  # strings, before a workflow is mapped
             layout = None
         return size_of_chunks(
@@ -354,7 +352,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._plan(0) if self._latest is None else self._latest
 
     @property
-    def plan(self) -> EpochPlan:
+    def _current_plan(self) -> EpochPlan:
         """Plan of the current epoch: which rows each batch has."""
         return self._plan(self.epoch)
 
@@ -373,7 +371,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return int(sizes[-1]) if len(sizes) and sizes[-1] < self.batch_size else None
 
     @property
-    def shuffle(self) -> bool:
+    def _shuffle(self) -> bool:
         """Whether rows come in random order."""
         return bool(self._settings.shuffle)
 
@@ -382,14 +380,14 @@ class KerasSequenceLoader(LoaderAdapter):
     def __iter__(self) -> Batches:
         return self._new_pass(self._cursor)
 
-    def preview(self) -> Batches:
+    def _preview(self) -> Batches:
         """Return the batches of the current epoch; the next `iter()` begins with them again."""
         return self._new_pass(copy.copy(self._cursor))
 
     def peek(self) -> Any:
         """Return the first batch of the current epoch; the next `iter()` begins with it again."""
         self._check_batches()
-        batches = self.preview()
+        batches = self._preview()
         try:
             return next(batches)
         finally:
@@ -412,7 +410,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _begin_pass(self, as_numpy: bool, owner: Batches) -> tuple[Pipeline, Iterator[Any]]:
         """Return the pipeline of reader threads, and the batches that are made of its chunks."""
-        settings, source, plan = self._settings, self.source, self.plan
+        settings, source, plan = self._settings, self.source, self._current_plan
         self._warn_once()
         on_gpu = self.device == "gpu"
         threads = settings.reader_threads(on_device=on_gpu, remote=not source.is_local)
@@ -420,7 +418,7 @@ class KerasSequenceLoader(LoaderAdapter):
         reader = ChunkReader(
             source,
             self._columns,
-            self.layout,
+            self._layout,
             self._pool,
             settings.memory_budget is not None,
             self._stopwatch,
@@ -441,7 +439,7 @@ class KerasSequenceLoader(LoaderAdapter):
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
         library = reader.gatherer.library
-        maker = BatchMaker(self.layout, self._stopwatch, library=library, as_numpy=as_numpy)
+        maker = BatchMaker(self._layout, self._stopwatch, library=library, as_numpy=as_numpy)
         return pipeline, maker.batches(pipeline, reader.gatherer, plan.batch_sizes.tolist())
 
     def close(self) -> None:
@@ -478,11 +476,11 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         import tensorflow as tf
 
-        if not self.labelled:
+        if not self._labelled:
             raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
 
         def spec(tensor: Any, name: str = "") -> Any:
-            rest = [None] if name in self.layout.ragged else tensor.shape[1:]
+            rest = [None] if name in self._layout.ragged else tensor.shape[1:]
             return tf.TensorSpec([None, *rest], tensor.dtype)
 
         inputs, *targets = self.peek()
@@ -503,15 +501,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def first_batch(self) -> int:
         """Number of the batch that the next `iter()` begins with; 0 unless a state was restored."""
         return self._cursor.position.first_batch
-
-    @property
-    def position(self) -> Position:
-        """Where the loader stands."""
-        return self._cursor.position
-
-    def return_to(self, position: Position) -> None:
-        """Go back to a position at which this loader has been."""
-        self._cursor.position = position
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
@@ -624,7 +613,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"drop_last={self._settings.drop_last}"
             )
 
-    def check_for_fit(self) -> None:
+    def _check_for_fit(self) -> None:
         """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
         self._check_batches()
         settings, form, parts = self._settings, self._settings.multi_hot, batch_parts()
@@ -635,7 +624,7 @@ class KerasSequenceLoader(LoaderAdapter):
                     "the loader was made before the processes were joined, so each of them gives "
                     "every row: make it after jax.distributed.initialize() and set_distribution()"
                 )
-            ranks, lists = settings.global_size, list(self.layout.ragged)
+            ranks, lists = settings.global_size, list(self._layout.ragged)
             if lists and (form.form != "padded" or form.max_length is None):
                 raise ValueError(
                     f"columns {lists}: Keras can join the batches of several processes only if "

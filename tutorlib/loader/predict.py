@@ -21,11 +21,11 @@ def predictions(loader: Any, model: keras.Model, name: str, verbose: str | int) 
         name: name of the column of predictions.
         verbose: how progress is shown.
     """
-    refuse_other_inputs(model, loader.layout.input_names)
+    refuse_other_inputs(model, loader._layout.input_names)
     if verbose == "auto":
         verbose = 1 if keras.config.is_interactive_logging_enabled() else 2
     bar = keras.utils.Progbar(len(loader), verbose=verbose)
-    source, ids, sizes = loader.source, loader.id_names, loader.plan.batch_sizes.tolist()
+    source, ids, sizes = loader.source, loader._id_names, loader._current_plan.batch_sizes.tolist()
     tables: list[pa.Table] = []
     with loader:
         for rows, (inputs, _) in zip(sizes, loader, strict=True):
