@@ -127,10 +127,13 @@ class Batches(Iterator[Any]):
         begin: Callable[[Batches], tuple[Pipeline, Iterator[Any]]],
         num_batches: int,
     ) -> None:
-        self._cursor, self._begin, self._num_batches = cursor, begin, num_batches
+        self._cursor = cursor
+        self._begin = begin
+        self._num_batches = num_batches
         self._pipeline: Pipeline | None = None
         self._made: Iterator[Any] = iter(())
-        self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
+        self._closed = False
+        self._turn = {"free": True}  # the thread that took it takes a batch
 
     @property
     def __array__(self) -> Any:
@@ -211,13 +214,16 @@ class BatchMaker:
         library: Any = np,
         as_numpy: bool = False,
     ) -> None:
-        self._layout, self._stopwatch, self._library = layout, stopwatch, library
+        self._layout = layout
+        self._stopwatch = stopwatch
+        self._library = library
         self._tensor: Callable[[Any], Any] = (lambda array: array) if as_numpy else tensor_maker()
         self._keep: Callable[[list[Any]], None] | None = None
         if library is not np:
             from tutorlib.gpu.batches import batch_keeper, gpu_tensor_maker
 
-            self._keep, self._tensor = batch_keeper(), gpu_tensor_maker()
+            self._keep = batch_keeper()
+            self._tensor = gpu_tensor_maker()
         self._tensors: Callable[[Any], Sequence[Any]] = lambda a: list(map(self._tensor, a))
         if not as_numpy and library is np:
             self._tensors = unstacking_maker(self._tensor)
@@ -259,7 +265,8 @@ class BatchMaker:
 
     def of(self, part: Part) -> list[Any]:
         """Return the batches of a part, whose tensors share its memory."""
-        count, layout = part.segment.batches, self._layout
+        count = part.segment.batches
+        layout = self._layout
         tensors = {}
         for field in layout.fields:  # in this order, whichever thread was the first
             array = part.scalars[field.name]
@@ -297,7 +304,8 @@ class BatchMaker:
     def _padded(self, lists: Lists) -> Any:
         lengths = lists.offsets[1:] - lists.offsets[:-1]
         width = self._layout.multi_hot.max_length or max(1, int(lengths.max()))
-        shape, dtype = (len(lists), width), lists.values.dtype
+        shape = (len(lists), width)
+        dtype = lists.values.dtype
         padded = self._empty(shape, dtype)
         padded[...] = PAD
         padded[self._library.arange(width) < lengths[:, None]] = lists.values

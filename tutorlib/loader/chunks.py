@@ -62,7 +62,8 @@ class Part:
 
     def some(self, first: int, count: int) -> Part:
         """Return some successive batches."""
-        which, start = slice(first, first + count), self.segment.start + first * self.rows
+        which = slice(first, first + count)
+        start = self.segment.start + first * self.rows
         return Part(
             Segment(self.segment.batch + first, count, start, start + count * self.rows),
             {name: array[which] for name, array in self.scalars.items()},
@@ -92,7 +93,10 @@ class Gatherer:
         stopwatch: Stopwatch,
         library: Any = np,
     ) -> None:
-        self._source, self._layout, self._pool, self._stopwatch = source, layout, pool, stopwatch
+        self._source = source
+        self._layout = layout
+        self._pool = pool
+        self._stopwatch = stopwatch
         self.library = library
         self._step = 16 if library is np else 64  # rows: every batch begins aligned
 
@@ -137,7 +141,9 @@ class Gatherer:
     ) -> None:
         """Put the rows of a matrix into the parts: whole batches side by side, pieces alone."""
         for part in parts:
-            segment, rows, batches = part.segment, part.rows, part.segment.batches or 1
+            segment = part.segment
+            rows = part.rows
+            batches = part.segment.batches or 1
             stride = -(-rows // self._step) * self._step if batches > 1 else rows
             if order is None:
                 shape = batches, rows, field.width
@@ -174,7 +180,8 @@ class Gatherer:
             return parts[0]
         values = self.empty((sum(len(part.values) for part in parts),), parts[0].values.dtype)
         self.library.concatenate([part.values for part in parts], out=values)
-        first, offsets = 0, [parts[0].offsets[:1]]
+        first = 0
+        offsets = [parts[0].offsets[:1]]
         for part in parts:
             offsets.append(part.offsets[1:] + first)
             first += len(part.values)
@@ -185,9 +192,11 @@ class Gatherer:
     ) -> None:
         """Put the lists of a column into the parts."""
         for part in parts:
-            segment, rows = part.segment, part.rows
+            segment = part.segment
+            rows = part.rows
             if order is None:
-                positions, offsets = None, lists.offsets[segment.start : segment.stop + 1]
+                positions = None
+                offsets = lists.offsets[segment.start : segment.stop + 1]
             else:
                 chosen = order[segment.start : segment.stop]
                 positions, offsets = gather_rows(lists.offsets, chosen, self.library)
@@ -431,7 +440,9 @@ class ChunkReader:
             RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
             Exception: what `transform` raised, with a note that says where.
         """
-        group, start, stop = row_range.row_group, row_range.start, row_range.stop
+        group = row_range.row_group
+        start = row_range.start
+        stop = row_range.stop
         with self.stopwatch.timing("read"):
             if sliced_to is None:
                 table = self.source.table(group, names, start, stop)
@@ -498,7 +509,8 @@ class _Slices:
     def __init__(
         self, source: ParquetSource, names: Sequence[str], first: RowRange, stop: int
     ) -> None:
-        place, step = (first.row_group, names), first.num_rows
+        place = (first.row_group, names)
+        step = first.num_rows
         rows = source.row_groups[first.row_group].num_rows
         if rows * source.row_bytes(*place) <= source.stream_bytes(*place):
             step = rows

@@ -126,7 +126,8 @@ class Layout:
         self.columns = columns
         self.multi_hot = multi_hot or MultiHot()
         self.min_int_dtype = np.dtype(min_int_dtype)
-        self.labels, self.weights = schema.labels.names, schema.with_role("weight").names
+        self.labels = schema.labels.names
+        self.weights = schema.with_role("weight").names
         widest = np.dtype(max_int_dtype)
         self.dtypes: dict[str, np.dtype] = {}
         for column in columns:
@@ -149,11 +150,14 @@ class Layout:
                     f"column {column.name!r}: a {column.role} must not be a list{advice}"
                 )
         for (name, _), chosen in together.items():
-            dtype = max((self.dtypes[c.name] for c in chosen), key=lambda dtype: dtype.itemsize)
-            self.dtypes |= {column.name: dtype for column in chosen}
+            dtype = np.result_type(*(self.dtypes[column.name] for column in chosen))
+            for column in chosen:
+                self.dtypes[column.name] = dtype
             self.fields.append(Field(name, dtype, tuple(chosen)))
-        self.row_bytes = sum(field.dtype.itemsize * field.width for field in self.fields)
-        names = [field.name for field in self.fields]
+        names, self.row_bytes = [], 0
+        for field in self.fields:
+            names.append(field.name)
+            self.row_bytes += field.dtype.itemsize * field.width
         for name in self.ragged:
             padded = self.multi_hot.form == "padded"
             names += [name] if padded else [f"{name}__values", f"{name}__nnzs"]
@@ -232,7 +236,8 @@ class Layout:
         `offsets` says where a row's values are, if it has several: int64 [n + 1] of lists, or the
         length of vectors.
         """
-        dtype, kind = self.dtypes[column.name], pieces[0].type
+        dtype = self.dtypes[column.name]
+        kind = pieces[0].type
         if pa.types.is_null(kind):
             kind = pa.float32()
             pieces = [piece.cast(kind) for piece in pieces]
@@ -264,7 +269,8 @@ class Layout:
     ) -> list[np.ndarray]:
         """Return values outside the bounds with 0 for NaN; ValueError if that does not help."""
         low, high = self.bounds(column)
-        values, dtype = np.concatenate(pieces), self.dtypes[column.name]
+        values = np.concatenate(pieces)
+        dtype = self.dtypes[column.name]
         missing = np.isnan(values)
         if missing.any() and column.name not in self._filled:
             row = first_row + _row(missing.argmax(), offsets)

@@ -410,7 +410,9 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _begin_pass(self, as_numpy: bool, owner: Batches) -> tuple[Pipeline, Iterator[Any]]:
         """Return the pipeline of reader threads, and the batches that are made of its chunks."""
-        settings, source, plan = self._settings, self.source, self._current_plan
+        settings = self._settings
+        source = self.source
+        plan = self._current_plan
         self._warn_once()
         on_gpu = self.device == "gpu"
         threads = settings.reader_threads(on_device=on_gpu, remote=not source.is_local)
@@ -616,7 +618,9 @@ class KerasSequenceLoader(LoaderAdapter):
     def _check_for_fit(self) -> None:
         """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
         self._check_batches()
-        settings, form, parts = self._settings, self._settings.multi_hot, batch_parts()
+        settings = self._settings
+        form = self._settings.multi_hot
+        parts = batch_parts()
         ranks = 1
         if process_count() > 1:  # Keras joins their batches
             if settings.global_size is None:
@@ -624,7 +628,8 @@ class KerasSequenceLoader(LoaderAdapter):
                     "the loader was made before the processes were joined, so each of them gives "
                     "every row: make it after jax.distributed.initialize() and set_distribution()"
                 )
-            ranks, lists = settings.global_size, list(self._layout.ragged)
+            ranks = settings.global_size
+            lists = list(self._layout.ragged)
             if lists and (form.form != "padded" or form.max_length is None):
                 raise ValueError(
                     f"columns {lists}: Keras can join the batches of several processes only if "
@@ -651,7 +656,9 @@ class KerasSequenceLoader(LoaderAdapter):
         random rows a batch is worth if the files are sorted: about as many as the row groups that
         a chunk mixes, `batch_size` if it mixes all; 1 without shuffling.
         """
-        plan, settings, source = self._any_plan(), self._settings, self.source
+        plan = self._any_plan()
+        settings = self._settings
+        source = self.source
         rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
         mixed = plan.row_groups_per_chunk() if settings.shuffle else 1
         worth = 1.0
@@ -705,7 +712,9 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"these columns are not among the features: {self.schema.left_out}. Name the "
                 "features (cat_names, cont_names) to choose them yourself, without this warning."
             )
-        settings, plan, count = self._settings, self._any_plan(), len(self.source)
+        settings = self._settings
+        plan = self._any_plan()
+        count = len(self.source)
         if not settings.shuffle:
             return
         if len(plan) == 1:
@@ -715,7 +724,8 @@ class KerasSequenceLoader(LoaderAdapter):
                 "shuffle=False"
             )
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
-        mixed, ranks = plan.row_groups_per_chunk(), settings.global_size or 1
+        mixed = plan.row_groups_per_chunk()
+        ranks = settings.global_size or 1
         if len(plan.chunks) > 1 and mixed < FEW_ROW_GROUPS and (automatic or count == 1):
             warn(
                 "the shuffle is poor: rows are shuffled chunk by chunk, and a chunk has rows of "

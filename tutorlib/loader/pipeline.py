@@ -28,7 +28,8 @@ from typing import Any
 
 Submit = Callable[..., Future[Any]]  # of a pool: a function and its arguments
 CHUNKS = 3  # that exist at a time
-TAKEN, STOP = "the consumer asks for a chunk", "the pass is over"  # events, as an ended task is one
+TAKEN = "the consumer asks for a chunk"
+STOP = "the pass is over"  # events, as an ended task is one
 READER = "tutorlib-reader"  # name of the threads
 
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
@@ -86,8 +87,11 @@ class Pipeline:
         at_end: Callable[[], None],
         owner: object,
     ) -> None:
-        self._chunks, self._begin, self._threads = chunks, begin, threads
-        self._stopwatch, self._at_end = stopwatch, at_end
+        self._chunks = chunks
+        self._begin = begin
+        self._threads = threads
+        self._stopwatch = stopwatch
+        self._at_end = at_end
         self._process = _process[0]
         self._taken = 0  # chunks that the consumer has asked for
         self._events: SimpleQueue[Any] = SimpleQueue()  # what the driver waits for
@@ -163,7 +167,8 @@ class Pipeline:
         try:
             threading.Thread(target=self._drive, name="tutorlib-pass", daemon=True).start()
         except BaseException as error:  # there is no room for a thread
-            self._error, self._stopping = error, True
+            self._error = error
+            self._stopping = True
             self._results.put(None)
 
     def _drive(self) -> None:
@@ -195,7 +200,8 @@ class Pipeline:
 
     def _serve(self, submit: Submit, ahead: deque[tuple[Any, dict[Future[Any], None]]]) -> None:
         """Begin chunks while there is room, and deliver those that are done, until it is over."""
-        begun, room = 0, CHUNKS - 1  # room for the first chunk comes as the consumer asks for it
+        begun = 0
+        room = CHUNKS - 1  # room for the first chunk comes as the consumer asks for it
         while not self._stopping:
             event = self._events.get()
             if event is TAKEN:

@@ -125,8 +125,11 @@ class EpochPlan:
         total = sum(row_counts)
         if total < world_size:
             raise ValueError(f"{total} rows are too few for {world_size} ranks")
-        self.batch_size, self.shuffle, self.rank = batch_size, shuffle, rank
-        self.seed, self.epoch = seed, epoch
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.rank = rank
+        self.seed = seed
+        self.epoch = epoch
         # 2. One run of the sequence per rank, of equal length give or take one row.
         cuts = [total * r // world_size for r in range(world_size + 1)]
         counts = [b - a for a, b in itertools.pairwise(cuts)]
@@ -170,7 +173,8 @@ class EpochPlan:
         segments = []
         while position < end:
             batch = int(np.searchsorted(self.starts, position, side="right")) - 1
-            whole, stop = 0, min(end, int(self.starts[batch + 1]))
+            whole = 0
+            stop = min(end, int(self.starts[batch + 1]))
             if position == self.starts[batch]:
                 whole = max(0, min((end - position) // self.batch_size, self._full - batch))
                 stop = position + whole * self.batch_size if whole else stop
@@ -189,7 +193,8 @@ class EpochPlan:
             return None
         # Each row gets the number of a batch, as often as the batch has rows here, in random order;
         # sorting by it, which keeps the order of rows with the same number, is the permutation.
-        first, rows = self.chunks[chunk].first, self.chunks[chunk].num_rows
+        first = self.chunks[chunk].first
+        rows = self.chunks[chunk].num_rows
         bounds = self.starts[(self.starts > first) & (self.starts < first + rows)] - first
         sizes = np.diff(bounds, prepend=0, append=rows)
         dtype = np.uint16 if len(sizes) <= 2**16 else np.uint32  # NumPy sorts 16 bits by radix

@@ -25,7 +25,9 @@ def predictions(loader: Any, model: keras.Model, name: str, verbose: str | int) 
     if verbose == "auto":
         verbose = 1 if keras.config.is_interactive_logging_enabled() else 2
     bar = keras.utils.Progbar(len(loader), verbose=verbose)
-    source, ids, sizes = loader.source, loader._id_names, loader._current_plan.batch_sizes.tolist()
+    source = loader.source
+    ids = loader._id_names
+    sizes = loader._current_plan.batch_sizes.tolist()
     tables: list[pa.Table] = []
     with loader:
         for rows, (inputs, _) in zip(sizes, loader, strict=True):

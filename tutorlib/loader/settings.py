@@ -85,7 +85,8 @@ class LoaderSettings:
                 f"buffer_size must be above 0 and finite, got {self.buffer_size}; for a chunk of "
                 "all rows, give their number"
             )
-        size, rank = self.global_size, self.global_rank
+        size = self.global_size
+        rank = self.global_rank
         if (size is None) != (rank is None) or (rank or 0) >= (size or 1):
             raise ValueError(
                 "give both of global_size and global_rank, which must be in [0, global_size), or "
@@ -166,7 +167,8 @@ def chunk_size(
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
         ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=154800, batch_bytes=144000)
     """
-    total, largest = sum(row_counts), max(row_counts)
+    total = sum(row_counts)
+    largest = max(row_counts)
     cost = CHUNKS * (row.batch + row.decoded)
     most_parts = parts_per_chunk or (CHUNK_PARTS if buffer_rows is None else 1)
 
@@ -193,7 +195,8 @@ def chunk_size(
     # 2. Those that fit the budget, beside row groups that stay open between two slices.
     opened_bytes = 0.0
     if budget_bytes is not None:
-        room, least = budget_bytes - row.fixed, min(batch_size, total)
+        room = budget_bytes - row.fixed
+        least = min(batch_size, total)
         fitting = int(room / cost)
         wanted = max(1, min(wanted, fitting))
         if divided(wanted)[0] < largest:

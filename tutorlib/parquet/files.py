@@ -174,7 +174,8 @@ def _find(text: str, filesystem: Any) -> list[DataFile]:
     below = _files_below(where, root, pattern)
     files = []
     for name in sorted(below, key=_natural):
-        info, ending = below[name], os.path.splitext(name)[1].lower()
+        info = below[name]
+        ending = os.path.splitext(name)[1].lower()
         is_link = info.type == fs.FileType.NotFound and os.path.islink(root + name)
         if any(part[0] in "._" for part in name.split("/")):
             continue
@@ -274,7 +275,9 @@ class ParquetRows:
         self.digest = digest
         self.footer = footer = opened.metadata
         self.schema = opened.schema_arrow.remove_metadata()
-        self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
+        self.path = file.path
+        self.keys = file.keys
+        self.is_local = file.is_local
         self.row_counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
 
     def location(self, index: int) -> str:
@@ -382,7 +385,8 @@ class ParquetRows:
         row_group = self.footer.row_group(index)
         leaves = []
         for number in self._leaf_numbers.get(name, ()):
-            leaf, kind = row_group.column(number), self.footer.schema.column(number)
+            leaf = row_group.column(number)
+            kind = self.footer.schema.column(number)
             is_flat = kind.max_repetition_level == 0
             if leaf.physical_type != kind.physical_type or (
                 is_flat and leaf.num_values != row_group.num_rows
@@ -417,7 +421,8 @@ class ParquetRows:
         """
         total = 0.0
         for leaf in self._leaves(index, name):
-            stored, known = leaf.total_uncompressed_size, leaf.statistics
+            stored = leaf.total_uncompressed_size
+            known = leaf.statistics
             if not width and known is not None and known.has_min_max:
                 if isinstance(known.min_raw, bytes) and isinstance(known.max_raw, bytes):
                     mean = (len(known.min_raw) + len(known.max_raw)) / 2
@@ -439,7 +444,8 @@ class ParquetRows:
         total = 0.0
         for name in names:
             for leaf in self._leaves(index, name):
-                size, dictionary = leaf.total_uncompressed_size, 0
+                size = leaf.total_uncompressed_size
+                dictionary = 0
                 if leaf.has_dictionary_page:
                     stored = leaf.data_page_offset - leaf.dictionary_page_offset
                     dictionary = stored * size / max(1, leaf.total_compressed_size)
@@ -473,12 +479,14 @@ class TableRows:
         table: the rows.
     """
 
-    is_local, path = True, "the rows in memory"
+    is_local = True
+    path = "the rows in memory"
     footer_bytes = 0
 
     def __init__(self, table: pa.Table) -> None:
         self.keys: dict[str, str | None] = {}
-        self.table, self.schema = table, table.schema
+        self.table = table
+        self.schema = table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
 

@@ -135,12 +135,11 @@ class ParquetSource:
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
         self.arrow_schema = pa.schema([*_shared_schema(self._stored), *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
-        self.row_groups = [
-            RowGroup(file, index, rows)
-            for file, stored in enumerate(self._stored)
-            for index, rows in enumerate(stored.row_counts)
-            if rows
-        ]
+        self.row_groups: list[RowGroup] = []
+        for file, stored in enumerate(self._stored):
+            for index, rows in enumerate(stored.row_counts):
+                if rows:
+                    self.row_groups.append(RowGroup(file, index, rows))
         self._string_column: Callable[[Any], Any] | None = None
         self._encoded = False  # whether it takes dictionaries
         self._filters: str | None = None  # what fingerprints say of them
@@ -193,7 +192,8 @@ class ParquetSource:
             numbers: `numbers(first, rows)` returns which of the rows first, ..., first + rows - 1
                 are chosen, as a range or int64 [m], counted from 0, rising.
         """
-        groups, first = [], 0
+        groups = []
+        first = 0
         for group in self.row_groups:
             rows = np.asarray(numbers(first, group.num_rows), np.int64)
             first += group.num_rows
@@ -306,8 +306,10 @@ class ParquetSource:
         Numbers count with their width, which is exact. Strings and lists are estimated from the
         sizes and statistics in the footer, with 8 bytes of offsets a row.
         """
-        group, total = self.row_groups[position], 0.0
-        stored, keys = self._stored[group.file], self._keys[group.file]
+        group = self.row_groups[position]
+        total = 0.0
+        stored = self._stored[group.file]
+        keys = self._keys[group.file]
         for name in names:
             kind, is_list = self.column_types[name]
             dtype, length = element_type(kind)
@@ -347,7 +349,6 @@ class ParquetSource:
         places = []
         for stored in self._stored:
             places.append((os.path.basename(stored.path), sorted(stored.keys.items())))
-        rows = [(g.file, g.index, g.num_rows, g.chosen) for g in self.row_groups]
         return {
             "files": len(self.files),
             "row_groups": len(self),
@@ -356,7 +357,7 @@ class ParquetSource:
             "file_names": _hash(places),
             "footers": _hash([stored.digest for stored in self._stored]),
             "filters": self._filters,
-            "chosen_rows": _hash(rows),
+            "chosen_rows": _hash([*map(dataclasses.astuple, self.row_groups)]),
         }
 
     # ---- reading ----
@@ -390,7 +391,7 @@ class ParquetSource:
         whole = stop - start == self.row_groups[position].num_rows
         tables = list(self._tables(position, names, None if whole else STEP_ROWS, start, stop))
         if not tables:
-            return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
+            return pa.schema(map(self.arrow_schema.field, names)).empty_table()
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def tables(
@@ -425,24 +426,29 @@ class ParquetSource:
     ) -> Generator[pa.Table]:
         """Yield rows [start, stop) of a row group, `step_rows` stored ones at a time."""
         group = self.row_groups[position]
-        stored, keys = self._stored[group.file], self._keys[group.file]
+        stored = self._stored[group.file]
+        keys = self._keys[group.file]
         if missing := [name for name in names if name not in self.column_types]:
             raise ParquetError(
                 f"{stored.path}: no columns {listed(missing)}; it has {listed(self.column_types)}"
             )
         if start == stop:
             return
-        first, last, mask = start, stop, None  # of the stored rows
+        first = start
+        last = stop
+        mask = None  # of the stored rows
         if group.chosen is not None:
             mask = self._mask(group)
             positions = np.flatnonzero(mask)
-            first, last = int(positions[start]), int(positions[stop - 1]) + 1
+            first = int(positions[start])
+            last = int(positions[stop - 1]) + 1
         own = [name for name in names if name in stored.schema.names and name not in keys]
         at = 0
         tables = stored.tables(group.index, own, step_rows, self._files, encoded=self._encoded)
         with contextlib.closing(tables):
             for table in tables:
-                low, high = max(first - at, 0), min(last - at, table.num_rows)
+                low = max(first - at, 0)
+                high = min(last - at, table.num_rows)
                 if low < high:
                     piece = self._conformed(group, table.slice(low, high - low), names, high - low)
                     if mask is not None:
@@ -454,7 +460,8 @@ class ParquetSource:
 
     def _conformed(self, group: RowGroup, table: pa.Table, names: Names, rows: int) -> pa.Table:
         """Return columns of one file in the types of the source, with keys."""
-        keys, columns = self._keys[group.file], {}
+        keys = self._keys[group.file]
+        columns = {}
         for name in names:
             kind = self.arrow_schema.field(name).type
             if name in keys:
@@ -545,7 +552,8 @@ class ParquetSource:
             return {}, set()  # by its keys, without a look into the file
         if any(map(_has_weak_statistics, condition.kinds)):
             return counts, set()
-        whole, index = set(), 0
+        whole = set()
+        index = 0
         options = {"schema": schema, "filter": condition.expression, "use_threads": False}
         may_pass = {}
         with stored.errors_at(index, condition.names):
@@ -636,7 +644,8 @@ def _shared_schema(stored: Sequence[StoredRows]) -> pa.Schema:
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ParquetError(f"{rows.path}: column names must be unique, got twice: {twice}")
         for field in rows.schema:
-            name, kind = field.name, _plain(field.type)
+            name = field.name
+            kind = _plain(field.type)
             if pa.types.is_integer(kind):
                 integers[name] = rows.path
             before = kinds.setdefault(name, kind)
@@ -662,7 +671,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return a type that holds the values of both; None if they contradict each other."""
     if column_type(one) == column_type(other) and not pa.types.is_timestamp(one):
         return one
-    parts = [pa.schema([("c", kind)]) for kind in (one, other)]
+    parts = pa.schema([("c", one)]), pa.schema([("c", other)])
     try:
         return pa.unify_schemas(parts, promote_options="permissive").field("c").type
     except pa.ArrowException:
@@ -730,8 +739,9 @@ class RowFilter:
             condition.__reduce__()  # which columns by number do not have
             # Each that is used, and those whose name is part of another or of a text.
             names = [name for name in schema.names if name in str(condition)] or schema.names[:1]
-            row_filter = cls(condition, names, [schema.field(name).type for name in names])
-            row_filter.passes(pa.table({n: pa.nulls(1, schema.field(n).type) for n in names}))
+            used = pa.schema(map(schema.field, names))
+            row_filter = cls(condition, names, used.types)
+            row_filter.passes(pa.Table.from_pylist([{}], used))
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
             if "Serialization" in said:
@@ -749,17 +759,17 @@ class RowFilter:
         """Return which rows of a table with the columns `names` pass, bool [rows]."""
         import pyarrow.dataset as ds
 
-        columns = zip(self.names, self.kinds, strict=True)  # strings may be dictionaries
-        plain = ds.dataset(pa.table({name: table[name].cast(kind) for name, kind in columns}))
-        scanner = plain.scanner(columns={"p": self.expression}, use_threads=False)
+        schema = pa.schema(list(zip(self.names, self.kinds, strict=True)))
+        plain = table.select(self.names).cast(schema)  # strings may be dictionaries
+        scanner = ds.dataset(plain).scanner(columns={"p": self.expression}, use_threads=False)
         return pc.fill_null(scanner.to_table()["p"], False).to_numpy()
 
 
 def _has_weak_statistics(kind: pa.DataType) -> bool:
     """Return whether a value of the type holds floating-point numbers or decimals."""
-    inner = [kind.field(k).type for k in range(kind.num_fields)]
-    is_weak = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return is_weak or any(map(_has_weak_statistics, inner))
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    return any(_has_weak_statistics(kind.field(k).type) for k in range(kind.num_fields))
 
 
 def _refuse_ambiguous(filters: Any, schema: pa.Schema) -> None:
