@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,16 +28,18 @@ from tutorlib.loader.layout import Field, Layout, Lists
 from tutorlib.loader.pipeline import Stopwatch, Submit
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
 from tutorlib.memory import BufferPool, is_aligned
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, listed
 
 TASK_COLUMNS = 8  # that one task decodes and gathers, fewer where threads would have no task
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+RUN_ROWS = 65_536  # rows of small row ranges that are looked at together
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
-Pieces = Sequence[tuple[RowRange, pa.Table]]
+Piece = tuple[RowRange, pa.Table]
+Pieces = Iterable[Piece]
 Transform = Callable[[pa.Table], pa.Table]
 
 
@@ -101,40 +103,49 @@ class Gatherer:
         self._step = 16 if library is np else 64  # rows: every batch begins aligned
 
     def scalars(
-        self, field: Field, pieces: Pieces, parts: Sequence[Part], order: Array | None
+        self,
+        field: Field,
+        pieces: Pieces,
+        total: int,
+        parts: Sequence[Part],
+        order: Array | None,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch.
 
         Args:
             field: the field.
             pieces: the row ranges of the chunk, with their rows.
+            total: rows of the chunk.
             parts: the parts of the chunk.
             order: which row comes at each place, int64 [rows]; None for the order of the pieces.
         """
+        matrix: Any = None
+        first = 0
+        for run in _runs(pieces):
+            with self._stopwatch.timing("gather"):
+                if matrix is None:
+                    matrix = self.empty((total, field.width), field.dtype)
+                columns = [self._checked(self._layout.cells, c, run) for c in field.columns]
+                for cells in zip(*columns, strict=True):  # the columns of a piece
+                    last = first + len(cells[0])
+                    _interleave(cells, matrix[first:last])
+                    first = last
         with self._stopwatch.timing("gather"):
-            columns = [self._checked(self._layout.cells, c, pieces) for c in field.columns]
-            total = sum(row_range.num_rows for row_range, _ in pieces)
-            matrix = self.empty((total, field.width), field.dtype)
-            first = 0
-            for cells in zip(*columns, strict=True):  # the columns of a piece
-                last = first + len(cells[0])
-                _interleave(cells, matrix[first:last])
-                first = last
             self.gather_rows(field, matrix, parts, order)
 
-    def _checked(self, check: Callable[..., Any], column: Column, pieces: Pieces) -> Any:
-        """Return what `check` makes of the pieces of a column; an error names the row range."""
-        arrays = [one_array(table[column.name]) for _, table in pieces]
-        kinds = {str(array.type) for array in arrays}
-        if len(kinds) == 1:
+    def _checked(
+        self, check: Callable[..., list[Any]], column: Column, run: list[Piece]
+    ) -> list[Any]:
+        """Return what `check` makes of each piece of a column; an error names the row range."""
+        arrays = [one_array(table[column.name]) for _, table in run]
+        if all(array.type == arrays[0].type for array in arrays):
             with contextlib.suppress(ValueError):
                 return check(column, arrays)
-        for (row_range, _), array in zip(pieces, arrays, strict=True):
+        cells = []
+        for (row_range, _), array in zip(run, arrays, strict=True):
             with self._source.errors_at(row_range):
-                check(column, [array], first_row=row_range.start)
-        raise ParquetError(
-            f"column {column.name!r}: map() must give one type in all tables, not {sorted(kinds)}"
-        )
+                cells += check(column, [array], first_row=row_range.start)
+        return cells
 
     def gather_rows(
         self, field: Field, matrix: Array, parts: Sequence[Part], order: Array | None
@@ -170,21 +181,26 @@ class Gatherer:
 
         Arguments are those of `scalars`.
         """
+        checked: list[Lists] = []
+        for run in _runs(pieces):
+            with self._stopwatch.timing("gather"):
+                checked += self._checked(self._layout.list_cells, column, run)
         with self._stopwatch.timing("gather"):
-            lists = self._checked(self._layout.list_cells, column, pieces)
+            lists = self._concatenated(checked, self._layout.dtypes[column.name])
             self.gather_lists(column.name, lists, parts, order)
 
-    def _concatenated(self, parts: Sequence[Lists]) -> Lists:
-        """Return lists one after the other, with values in the memory of batches."""
-        if len(parts) == 1:
+    def _concatenated(self, parts: Sequence[Lists], dtype: np.dtype) -> Lists:
+        """Return lists one after the other, with values of a dtype in the memory of batches."""
+        if len(parts) == 1 and parts[0].values.dtype == dtype:
             return parts[0]
-        values = self.empty((sum(len(part.values) for part in parts),), parts[0].values.dtype)
-        self.library.concatenate([part.values for part in parts], out=values)
+        values = self.empty((sum(len(part.values) for part in parts),), dtype)
         first = 0
         offsets = [parts[0].offsets[:1]]
         for part in parts:
+            last = first + len(part.values)
+            values[first:last] = part.values
             offsets.append(part.offsets[1:] + first)
-            first += len(part.values)
+            first = last
         return Lists(values, self.library.concatenate(offsets))
 
     def gather_lists(
@@ -221,7 +237,8 @@ class Gatherer:
             self.library.concatenate(arrays, axis=1, out=out)
             joined.scalars[name] = out
         for name in parts[0].lists:
-            joined.lists[name] = [self._concatenated([part.lists[name][0] for part in parts])]
+            lists = [part.lists[name][0] for part in parts]
+            joined.lists[name] = [self._concatenated(lists, lists[0].values.dtype)]
         return joined
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -235,6 +252,21 @@ class Gatherer:
             np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
         else:
             self.library.take(array, rows, axis=0, out=out)
+
+
+def _runs(pieces: Pieces) -> Iterator[list[Piece]]:
+    """Yield pieces one by one, small ones together: a call for each would take longer than it."""
+    run: list[Piece] = []
+    rows = 0
+    for piece in pieces:
+        run.append(piece)
+        rows += piece[0].num_rows
+        if rows >= RUN_ROWS:
+            yield run
+            run = []
+            rows = 0
+    if run:
+        yield run
 
 
 def _interleave(columns: Sequence[Any], matrix: Any) -> None:
@@ -391,13 +423,13 @@ class ChunkReader:
     def _rows(
         self, chunk: ChunkPlan, names: Sequence[str], reading: Sequence[Future[Any]]
     ) -> Pieces:
-        """Return [(row range, its rows)] of a chunk, of some columns unless tasks read them all."""
-        tables: list[pa.Table] = []
-        for task in reading:
-            tables += task.result()
-        if not reading:
-            tables = [self._decoded(row_range, names) for row_range in chunk.row_ranges]
-        return list(zip(chunk.row_ranges, tables, strict=True))
+        """Yield (row range, its rows) of a chunk, of some columns unless tasks read them all."""
+        if reading:
+            rows = itertools.chain.from_iterable(task.result() for task in reading)
+            yield from zip(chunk.row_ranges, rows, strict=True)
+        else:
+            for row_range in chunk.row_ranges:
+                yield row_range, self._decoded(row_range, names)
 
     def _gather(
         self,
@@ -410,8 +442,10 @@ class ChunkReader:
         """Make the arrays of some fields in all parts."""
         names = [column.name for field in fields for column in field.columns]
         pieces = self._rows(chunk, names, reading)
+        if len(fields) > 1:
+            pieces = list(pieces)  # each field needs them; for a single one, they come one by one
         for field in fields:
-            self.gatherer.scalars(field, pieces, parts, order.result())
+            self.gatherer.scalars(field, pieces, chunk.num_rows, parts, order.result())
 
     def _gather_lists(
         self,

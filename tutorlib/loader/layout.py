@@ -196,37 +196,44 @@ class Layout:
 
     def list_cells(
         self, column: Column, pieces: Sequence[pa.Array], *, first_row: int = 0
-    ) -> Lists:
-        """Return the lists of a multi-hot column, with values in the dtype of a batch.
+    ) -> list[Lists]:
+        """Return the lists of a multi-hot column, if a batch takes each of their values.
 
         Arguments are those of `cells`; it also refuses lists that are too long.
         """
-        array = one_array(pa.chunked_array(pieces))
-        if not is_list(array.type):
-            raise ValueError(
-                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
-            )
-        if pa.types.is_fixed_size_list(array.type):
-            array = array.cast(pa.large_list(array.type.value_type))
-        if array.null_count and column.name not in self._filled:
-            raise ValueError(
-                f"column {column.name!r}: null instead of a list at row "
-                f"{first_row + int(valid_rows(array).argmin())}; pass nulls='fill', which makes it "
-                "an empty list, or drop the row with filters="
-            )
-        values, offsets = list_parts(array)
-        longest = self.multi_hot.max_length
-        if longest is not None and len(array):
-            lengths = np.diff(offsets)
-            if lengths.max() > longest:
+        values = []
+        offsets = []
+        for piece in pieces:
+            parts = list_parts(self._lists(column, piece, first_row))
+            values.append(parts[0])
+            offsets.append(parts[1])
+            lengths = np.diff(parts[1])
+            longest = self.multi_hot.max_length
+            if longest is not None and len(lengths) and lengths.max() > longest:
                 row = int((lengths > longest).argmax())
                 raise ValueError(
                     f"column {column.name!r}: a list of {lengths[row]} values at row "
                     f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
                     "in the data (pyarrow.compute.list_slice), or allow longer ones."
                 )
-        (numbers,) = self._numbers(column, [values], first_row, offsets)
-        return Lists(numbers.astype(self.dtypes[column.name], copy=False), offsets)
+        numbers = self._numbers(column, values, first_row, offsets[0])
+        return list(map(Lists, numbers, offsets))
+
+    def _lists(self, column: Column, array: pa.Array, first_row: int) -> pa.Array:
+        """Return a column of lists of any length; ValueError for another, and for nulls."""
+        if not is_list(array.type):
+            raise ValueError(
+                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
+            )
+        if array.null_count and column.name not in self._filled:
+            raise ValueError(
+                f"column {column.name!r}: null instead of a list at row "
+                f"{first_row + int(valid_rows(array).argmin())}; pass nulls='fill', which makes it "
+                "an empty list, or drop the row with filters="
+            )
+        if pa.types.is_fixed_size_list(array.type):
+            return array.cast(pa.large_list(array.type.value_type))
+        return array
 
     def _numbers(
         self, column: Column, pieces: Sequence[pa.Array], first_row: int, offsets: Any = None
