@@ -80,10 +80,6 @@ class Chunk(Mapping[str, Any]):
         """Return the named columns, in the order of `names`."""
         return Chunk({name: self[name] for name in names})
 
-    def with_columns(self, columns: Mapping[str, Any]) -> Chunk:
-        """Return a chunk with the given columns added or replaced."""
-        return Chunk({**self.columns, **columns})
-
     def slice(self, start: int, stop: int) -> Chunk:
         """Return rows [start, stop); values are shared, not copied."""
         return Chunk({name: slice_rows(column, start, stop) for name, column in self.items()})

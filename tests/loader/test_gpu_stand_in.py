@@ -180,7 +180,7 @@ def test_a_fault_is_named_as_on_the_cpu(rmm, name, value, where, batch_layout, t
         rows[name].values[rows[name].offsets[where]] = value
     elif value is None:
         valid = np.arange(1000) != where
-        rows = rows.with_columns({name: Masked(rows[name], valid)})
+        rows = Chunk({**rows, name: Masked(rows[name], valid)})
     else:
         rows[name][where] = value
     with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:

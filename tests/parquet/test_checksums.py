@@ -383,3 +383,7 @@ def test_a_fingerprint_tells_what_is_different(tmp_path):
     others = [ParquetSource(one, filters=f).fingerprint()["filters"] for f in conditions]
     assert others[0] == some["filters"]
     assert len({*others}) == 3
+    whole = ParquetSource(one)
+    before = whole.fingerprint()
+    before["rows"] = 0  # a copy
+    assert whole.head(2).fingerprint()["rows"] == 2 != whole.fingerprint()["rows"] > 0

@@ -307,7 +307,7 @@ def test_an_encoded_row_has_the_bytes_that_protobuf_writes():
         }
     )  # fmt: skip
     assert list(encode_examples(chunk)) == by_protobuf(
-        chunk.with_columns({"flags": chunk["flags"].astype(np.int64)})
+        Chunk({**chunk, "flags": chunk["flags"].astype(np.int64)})
     )
 
 

@@ -32,7 +32,7 @@ from tutorlib.loader.layout import Layout, MultiHot
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
-from tutorlib.loader.settings import ChunkSize, LoaderSettings, size_of_chunks
+from tutorlib.loader.settings import ChunkSize, LoaderSettings, bytes_of_row, size_of_chunks
 from tutorlib.memory import BufferPool, resolve_device
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
@@ -310,22 +310,26 @@ class KerasSequenceLoader(LoaderAdapter):
             layout = self._layout
         except ValueError:  # strings, before a workflow is mapped
             layout = None
-        return size_of_chunks(
+        row = bytes_of_row(
             self.source,
             self._columns,
             self.schema,
             layout,
             self._settings,
             transformed=self._transform is not None,
-            on_gpu=self.device == "gpu",
         )
+        counts = self._row_counts()
+        return size_of_chunks(counts, row, self._settings, on_gpu=self.device == "gpu")
+
+    def _row_counts(self) -> list[int]:
+        return [group.num_rows for group in self.source.row_groups]
 
     def _plan(self, epoch: int) -> EpochPlan:
         """Return the plan of an epoch; the latest one is kept."""
         latest = self._latest
         if latest is None or latest.epoch != epoch:
             settings = self._settings
-            counts = [group.num_rows for group in self.source.row_groups]
+            counts = self._row_counts()
             self._latest = latest = EpochPlan(
                 counts,
                 batch_size=settings.batch_size,

@@ -223,30 +223,19 @@ def chunk_size(
 
 
 def size_of_chunks(
-    source: ParquetSource,
-    columns: Sequence[str],
-    schema: Schema,
-    layout: Layout | None,
-    settings: LoaderSettings,
-    *,
-    transformed: bool,
-    on_gpu: bool = False,
+    row_counts: Sequence[int], row: RowBytes, settings: LoaderSettings, *, on_gpu: bool = False
 ) -> ChunkSize:
     """Return what `buffer_size` and `parts_per_chunk` say, within the memory budget.
 
     Args:
-        source: the files.
-        columns: names of the columns to read.
-        schema: schema of the batches.
-        layout: how the columns lie in a batch; None while it is not known.
+        row_counts: rows of each row group.
+        row: bytes of a row.
         settings: settings of the loader.
-        transformed: whether a mapped workflow or function transforms what is read.
         on_gpu: whether a GPU decodes and gathers.
 
     Raises:
         ValueError: if the budget cannot hold a chunk of one batch; says what would do.
     """
-    row = _row_bytes(source, columns, schema, layout, settings, transformed=transformed)
     buffer_rows = settings.buffer_size
     if buffer_rows is not None and buffer_rows < 1:
         memory = host_memory_bytes()
@@ -257,7 +246,7 @@ def size_of_chunks(
         rows = buffer_rows * memory / (CHUNKS * (row.batch + row.decoded))
         buffer_rows = max(1, rows / (settings.parts_per_chunk or 1))
     return chunk_size(
-        [group.num_rows for group in source.row_groups],
+        row_counts,
         row,
         batch_size=settings.batch_size,
         shuffle=bool(settings.shuffle),
@@ -267,7 +256,7 @@ def size_of_chunks(
     )
 
 
-def _row_bytes(
+def bytes_of_row(
     source: ParquetSource,
     columns: Sequence[str],
     schema: Schema,
@@ -276,7 +265,16 @@ def _row_bytes(
     *,
     transformed: bool,
 ) -> RowBytes:
-    """Return the bytes of a row of the widest row group; lists count with their mean length."""
+    """Return the bytes of a row of the widest row group; lists count with their mean length.
+
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        schema: schema of the batches.
+        layout: how the columns lie in a batch; None while it is not known.
+        settings: settings of the loader.
+        transformed: whether a mapped workflow or function transforms what is read.
+    """
     largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
     stored = {}
     for name in columns:

@@ -562,8 +562,11 @@ def open_data(data: Any, filesystem: Any) -> tuple[list[Any], Sequence[StoredRow
 def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
     """Return the files with their footers, which are read on threads."""
     threads = OPENING_THREADS if all(file.is_local for file in files) else REMOTE_THREADS
+    some = max(1, len(files) // (8 * threads))  # for each call: a future takes as long as a footer
+    parts = [files[first : first + some] for first in range(0, len(files), some)]
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
-        stored = list(pool.map(_opened, files))
+        opened = pool.map(lambda part: list(map(_opened, part)), parts)
+        stored = list(itertools.chain.from_iterable(opened))
     schemas: dict[bytes, pa.Schema] = {}  # files that are alike share one
     for rows in stored:
         rows.schema = schemas.setdefault(rows.schema.serialize().to_pybytes(), rows.schema)
