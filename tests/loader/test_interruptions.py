@@ -321,6 +321,31 @@ def test_ctrl_c_ends_the_process_within_a_second(root, folder, script, last_word
     assert "Exception ignored" not in errors
 
 
+LEFT_OPEN = """
+passes = [iter(loader), iter(loader_of(buffer_size=60))]
+for each in passes:
+    next(each)
+passes.pop()  # one is dropped, one stays open
+"""
+CHECK_AT_EXIT = """
+import atexit, threading
+
+def check():  # registered first, so called last
+    names = [thread.name for thread in threading.enumerate()]
+    print("threads at the end:", [name for name in names if name.startswith("tutorlib")])
+
+atexit.register(check)
+"""
+
+
+def test_no_thread_is_left_when_the_interpreter_ends(root, folder):
+    """One that runs on while Python ends may abort the process, with a wrong exit status."""
+    script = [sys.executable, "-W", "ignore", "-c", CHECK_AT_EXIT + BEGIN + LEFT_OPEN, str(folder)]
+    ended = subprocess.run(script, cwd=root, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "threads at the end: []\n"
+    assert ended.returncode == 0, ended.stderr
+
+
 STORM = """
 faulthandler.dump_traceback_later(100, exit=True)
 left = 0  # interrupts that may be raised; the rest of this script is not to be hit

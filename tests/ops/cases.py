@@ -1,7 +1,7 @@
 """The table of ops: every op with columns of every kind.
 
 `test_every_op.py` holds each row to the same result in memory, from files on threads, saved and
-loaded, and on a cluster, and `tests/serving` in a graph. A new op needs a row here.
+loaded, and `tests/serving` in a graph. A new op needs a row here.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Each op learns and makes the same in memory, from files, on Dask, and loaded."""
+"""Each op learns and makes the same in memory, from files, and loaded."""
 
 import numpy as np
 import pyarrow.parquet as pq

@@ -12,7 +12,7 @@ from tests.support.ops_served import Served
 from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.hashing import hash_integers, to_buckets
-from tutorlib.ops import Clip, FillMissing, Normalize
+from tutorlib.ops import Clip, FillMissing, LogOp, Normalize
 from tutorlib.serving import export as hashing_tf
 from tutorlib.workflow import Workflow
 
@@ -107,7 +107,7 @@ def test_texts_that_end_before_at_and_after_each_doubling_among_many_short_ones(
     assert set(hashes[len(lengths) :]) == {hash_text("short")}
 
 
-@pytest.mark.parametrize("op", [FillMissing(0), Clip(0)])
+@pytest.mark.parametrize("op", [FillMissing(0), Clip(0), LogOp()])
 def test_an_op_of_numbers_refuses_times_as_it_does_offline(op):
     days = Chunk({"t": np.arange(3).astype("datetime64[D]")})
     fitted = Workflow(["t"] >> op).fit(days)

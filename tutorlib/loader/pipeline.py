@@ -15,6 +15,7 @@ reader threads alone use them.
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import os
 import threading
@@ -32,6 +33,7 @@ TAKEN = "the consumer asks for a chunk"
 STOP = "the pass is over"  # events, as an ended task is one
 READER = "tutorlib-reader"  # name of the threads
 
+_driven: set[Pipeline] = set()  # whose driver runs
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
 
@@ -173,6 +175,7 @@ class Pipeline:
 
     def _drive(self) -> None:
         self._began = True
+        _driven.add(self)
         ahead: deque[tuple[Any, dict[Future[Any], None]]] = deque()  # with tasks that are not done
         try:
             with ThreadPoolExecutor(self._threads, READER) as pool:
@@ -195,6 +198,7 @@ class Pipeline:
             self._at_end()
         finally:
             self._ended = True
+            _driven.discard(self)
             for closer in list(self._closers):
                 closer.put(None)
 
@@ -219,3 +223,10 @@ class Pipeline:
                     task.add_done_callback(self._events.put)
             while ahead and not ahead[0][1]:
                 self._results.put(ahead.popleft()[0])
+
+
+@atexit.register
+def _close_all() -> None:
+    """Wait for the threads: the interpreter would abort the process if one of them ran on."""
+    for pipeline in list(_driven):
+        pipeline.close()

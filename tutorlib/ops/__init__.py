@@ -4,10 +4,8 @@
 that learns makes a state of each row range, and the states are merged in the order of the rows.
 
 For every op: a column of lists is transformed value by value and keeps its lists, or is refused;
-computed numbers are float32; errors name the op and the column.
-
-To add an op: a class here, its name below, a row in `tests/ops/cases.py`, and a `ServedOp` in
-`tutorlib/serving` if a model is to carry it.
+numbers that are computed (LogOp, Normalize) are float32, and those that are filled or limited keep
+their dtype; errors name the op and the column. ARCHITECTURE.md says how to add an op.
 """
 
 from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, as_group, op_class, saved_name

@@ -451,7 +451,8 @@ class ParquetSource:
             positions = np.flatnonzero(mask)
             first = int(positions[start])
             last = int(positions[stop - 1]) + 1
-        own = [name for name in names if name in stored.schema.names and name not in keys]
+        in_file = {*stored.schema.names} - {*keys}
+        own = [name for name in names if name in in_file]
         at = 0
         tables = stored.tables(group.index, own, step_rows, self._files, encoded=self._encoded)
         with contextlib.closing(tables):
@@ -470,12 +471,13 @@ class ParquetSource:
     def _conformed(self, group: RowGroup, table: pa.Table, names: Names, rows: int) -> pa.Table:
         """Return columns of one file in the types of the source, with keys."""
         keys = self._keys[group.file]
+        in_file = {*table.column_names}
         columns = {}
         for name in names:
             kind = self.arrow_schema.field(name).type
             if name in keys:
                 column = pa.repeat(keys[name], rows)
-            elif name in table.column_names:
+            elif name in in_file:
                 column = table[name]
             else:  # this file lacks it
                 column = pa.nulls(rows, kind)

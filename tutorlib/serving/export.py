@@ -313,6 +313,8 @@ class ServedLogOp(ServedOp):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return log(1 + x)."""
+        if column.dtype is not None:  # a time, which is an integer here
+            self.op._check_numbers(name, np.empty(0, column.dtype))
         values = as_float64(column)
         rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
         require(~tf.reduce_any(values <= -1.0), rule)
