@@ -1,4 +1,8 @@
-"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words."""
+"""diagnose: does the data or the model bound a training, and what would make it faster?
+
+Three tests give the verdict. Then the same model trains on the same rows in other ways, so that a
+remedy is a measurement, not advice.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,40 @@ import contextlib
 import functools
 import itertools
 import math
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tutorlib.callbacks import StallReport, TimedBatches, build, variables_of
+from tutorlib.keras_bridge.adapter import array_passes
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.memory import host_memory_bytes
 
 Tensor: TypeAlias = Any  # of Keras's backend, or a tree of them
 Batch: TypeAlias = Any  # (inputs, labels) or (inputs, labels, weights)
 TURNS = 3  # that count, after one that does not
 HELD_BATCHES = 8  # of the model alone: one would stay in the processor's cache
-MODEL_S = 1.0  # seconds of a turn of the model alone, at most
+MODEL_S = 1.0  # seconds of a turn of the model alone, and of a remedy, at most
 MODEL_BELOW, INPUT_FROM = 0.25, 0.6  # of what data costs; between them, both bound a training
+MARGIN = 0.03  # of what data costs, between runs, beside the range of the turns
+GAIN_FROM = 1.1  # of a remedy that is worth a line
+WIDER = 4  # times as many rows in a batch
+REMEDY_BYTES = 256 * 2**20  # of the rows on which remedies are tried, at most
 VERDICTS = {
     "input": "The data bounds this training",
     "model": "The model bounds this training",
     "both": "Data and model bound this training together",
+    "unclear": "What bounds this training is too close to tell",
 }
 
 
@@ -61,30 +78,39 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What the three tests of `diagnose` measured; `print` shows the verdict.
+    """What the tests of `diagnose` measured; `print` shows verdict and remedies.
 
     Args:
         training: the model on its data, as it is.
         data_alone: the same data, for a model of a single number; `training` where that is faster,
             since no batch takes longer to load than a whole step.
         model_alone: the model, on batches that stay in memory.
+        costs: what data cost in each turn; these are of the median turn.
+        remedies: {what would help: how many times as fast the training then was, in each turn}, the
+            one of least effort first.
 
     Example:
         >>> waits = Pace(10, 1000, 1.0, 0.7, 0.1)
-        >>> found = Diagnosis(waits, Pace(10, 1000, 0.9, 0.8, 0.1), Pace(10, 1000, 0.3, 0, 0))
+        >>> paces = waits, Pace(10, 1000, 0.9, 0.8, 0.1), Pace(10, 1000, 0.3, 0, 0)
+        >>> remedies = {"model.fit(x, y)": (2.0, 2.3, 2.1)}
+        >>> found = Diagnosis(*paces, costs=(0.68, 0.7, 0.71), remedies=remedies)
         >>> found.bound, found.data_cost, round(found.gain_without_input, 1)
         ('input', 0.7, 3.3)
         >>> print(found)
-        The data bounds this training: data costs 70% of the time.
+        The data bounds this training: data costs 70% of the time (68% to 71%).
           as it is           1,000 rows/s    100.0 ms per step, 70% of it waiting (first batch: 10%)
           model alone        3,333 rows/s     30.0 ms per step, on batches that stay in memory
           data alone         1,111 rows/s     90.0 ms per batch: what the reader could do
-        Data at no cost would make training 3.3 times as fast.
+        Data at no cost would make training 3.3 times as fast. Tried on these rows, least effort \
+first:
+          1. 2.1 times as fast (2.0 to 2.3): model.fit(x, y)
     """
 
     training: Pace
     data_alone: Pace
     model_alone: Pace
+    costs: tuple[float, ...] = ()
+    remedies: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def data_cost(self) -> float:
@@ -93,9 +119,15 @@ class Diagnosis:
 
     @property
     def bound(self) -> str:
-        """What `data_cost` says: "model" below 0.25, "input" from 0.6, "both" between them."""
-        cost = round(self.data_cost, 2)  # as printed
-        return "input" if cost >= INPUT_FROM else "model" if cost < MODEL_BELOW else "both"
+        """What the data's cost says: "model" below 0.25, "input" from 0.6, "both" between them.
+
+        "unclear" where the costs of the turns, give or take 0.03, lie on both sides of a limit.
+        """
+        costs = self.costs or (self.data_cost,)
+        bounds = set()
+        for cost in (min(costs) - MARGIN, max(costs) + MARGIN):
+            bounds.add("input" if cost >= INPUT_FROM else "model" if cost < MODEL_BELOW else "both")
+        return bounds.pop() if len(bounds) == 1 else "unclear"
 
     @property
     def wait_share(self) -> float:
@@ -114,23 +146,33 @@ class Diagnosis:
 
         first = self.training.first_wait_s / self.training.elapsed_s
         waits = f"{self.wait_share:.0%} of it waiting (first batch: {first:.0%})"
+        span = f" ({min(self.costs):.0%} to {max(self.costs):.0%})" if self.costs else ""
         lines = [
-            f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time.",
+            f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time{span}.",
             line("as it is", self.training, f"step, {waits}"),
             line("model alone", self.model_alone, "step, on batches that stay in memory"),
             line("data alone", self.data_alone, "batch: what the reader could do"),
-            f"Data at no cost would make training {self.gain_without_input:,.1f} times as fast.",
         ]
         if (slower := self.data_cost - self.wait_share) >= 0.1:
             lines.append(
                 f"Slower steps are {slower:.0%} of the time: readers and model share the "
                 "processors, so the data costs more than the waiting."
             )
+        gain = f"Data at no cost would make training {self.gain_without_input:,.1f} times as fast."
+        if self.remedies:
+            lines.append(f"{gain} Tried on these rows, least effort first:")
+            for n, (advice, gains) in enumerate(self.remedies.items(), 1):
+                span = f"({min(gains):.1f} to {max(gains):.1f})"
+                lines.append(f"  {n}. {median(gains):.1f} times as fast {span}: {advice}")
+        elif self.bound == "model":
+            lines.append(f"{gain} Leave the data: what counts is the model, and its optimizer.")
+        else:
+            lines.append(f"{gain} No other way to read these rows that was tried gains a tenth.")
         return "\n".join(lines)
 
 
 def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diagnosis:
-    """Measure with three tests whether the data or the model bounds a training.
+    """Measure whether the data or the model bounds a training, and what would make it faster.
 
     1. As it is: train the model on the data. Which share of the time does it wait for data?
     2. Model alone: the model, on its first batches, which stay in memory. How fast does it compute?
@@ -141,9 +183,14 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     Below 25% of the time the model bounds the training, from 60% the data, between them both do.
     The third says what the reader could do for a faster model.
 
-    The tests take four turns, of which the first does not count. Of the others, the one with the
-    median of what data costs is shown: what slows a machine down for a while hits all three. Each
-    is timed by `StallReport`, from the request for the first batch to the end of the last step. A
+    Unless the model is the limit, the model then trains on rows of its first batches in other ways:
+    from arrays in memory, from a saved dataset, from Parquet files by a `KerasSequenceLoader`. Half
+    a batch tells which part of a step does not depend on its rows, and so what wider batches would
+    gain. Batches with lists or text are left out of this.
+
+    All take four turns, of which the first does not count. Of the others, the one with the median
+    of what data costs is shown: what slows a machine down for a while hits all of them. Each is
+    timed by `StallReport`, from the request for the first batch to the end of the last step. A
     turn lasts an epoch, or `max_seconds` of it; of a part of an epoch, the wait for the first
     batch, in which buffers fill, counts in proportion. A batch with another number of rows than the
     first, such as the last one of an epoch, ends a turn, since it would compile the step again. In
@@ -160,10 +207,11 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
         model: compiled as for `fit`.
         data: `KerasSequenceLoader` or `tf.data.Dataset`, with labels.
         max_seconds: limit of each turn of a test, seconds, above 0. All turns together take at most
-            eight times as long, and 4 s for the model alone.
+            eight times as long, and 4 s for the model alone and for each remedy.
 
     Returns:
-        A `Diagnosis`. Its `bound` is "input", "model" or "both"; printed, it gives the reason.
+        A `Diagnosis`. Its `bound` is "input", "model", "both" or "unclear"; printed, it gives
+        reason and remedies.
 
     Raises:
         ValueError: if the model is not compiled, `max_seconds` is not above 0, or the data has no
@@ -210,16 +258,27 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
         _Test(one_number, begin, max_seconds, steps),
         _Test(model, lambda: _each(itertools.cycle(alike)), min(max_seconds, MODEL_S)),
     ]
-    turns = []
-    with _restored(model, held[0]):
+    turns: list[Diagnosis] = []
+    with _restored(model, held[0]), tempfile.TemporaryDirectory() as folder:
         for trained in (model, one_number):  # compile, also for lists of other lengths
             _Test(trained, lambda: _each(held), math.inf).run()
-        for _ in range(1 + TURNS):
+        remedies: dict[str, Callable[[Diagnosis], float]] = {}
+        gains: dict[str, list[float]] = {}
+        for turn in range(1 + TURNS):
             paces = [test.run() for test in tests]
             # No batch takes longer to load than a whole step.
             data_alone = min(paces[:2], key=lambda pace: pace.step_s)
-            turns.append(Diagnosis(paces[0], data_alone, paces[2]))
-    return sorted(turns[1:], key=lambda turn: turn.data_cost)[TURNS // 2]
+            found = Diagnosis(paces[0], data_alone, paces[2])
+            if turn:
+                turns.append(found)
+            elif (rows := _as_arrays(alike)) is not None:
+                remedies = _remedies(model, data, rows, found, steps, Path(folder))
+            for advice, gain in remedies.items():
+                gains.setdefault(advice, []).append(gain(found))
+    helpful = {advice: tuple(g[1:]) for advice, g in gains.items() if min(g[1:]) >= GAIN_FROM}
+    middle = sorted(turns, key=lambda turn: turn.data_cost)[TURNS // 2]
+    costs = tuple(turn.data_cost for turn in turns)
+    return replace(middle, costs=costs, remedies=helpful)
 
 
 def _each(batches: Iterable[Batch]) -> Generator[Batch]:
@@ -256,12 +315,13 @@ class _Test(Iterable[Batch]):
         self.cut = False
         started = time.perf_counter()
         with contextlib.closing(self.begin()) as batches:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 if self.cut or self.rows not in (0, _rows(batch)):
                     return
                 self.rows = _rows(batch)
                 yield batch
-                self.cut = time.perf_counter() - started > self.max_seconds
+                # At least two steps: the first one of all may compile, and does not count.
+                self.cut = number > 0 and time.perf_counter() - started > self.max_seconds
 
     def run(self) -> Pace:
         """Train once."""
@@ -294,6 +354,100 @@ class _OneNumber(keras.Model):
     def compute_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Tensor) -> Tensor:
         """Return the number as the loss."""
         return keras.ops.mean(y_pred)
+
+
+# ---- what would help -----------------------------------------------------------------------------
+
+
+def _remedies(
+    model: keras.Model, data: Any, rows: Batch, found: Diagnosis, steps: float, folder: Path
+) -> dict[str, Callable[[Diagnosis], float]]:
+    """Return {advice: what measures its gain in a turn}, the advice of least effort first.
+
+    Args:
+        model: compiled, and trained on these batches already.
+        data: as in `diagnose`.
+        rows: arrays of some batches, in the structure of a batch.
+        found: what the first turn measured.
+        steps: batches of an epoch; infinity if they are not known.
+        folder: for files; of this call alone.
+    """
+    batch_rows = found.training.rows // found.training.steps
+    remedies: dict[str, Callable[[Diagnosis], float]] = {}
+
+    def offer(advice: str, begin: Callable[[], Iterable[Batch]]) -> None:
+        test = _Test(model, lambda: _each(begin()), MODEL_S)
+        remedies[advice] = lambda found: found.training.step_s / test.run().step_s
+
+    if found.data_cost >= 1 - 1 / GAIN_FROM:
+        # As many rows as the model trains in a turn: the held ones, over and over.
+        leaves = keras.tree.flatten(rows)
+        row_bytes = sum(leaf.nbytes for leaf in leaves) / len(leaves[0])
+        enough = min(1.5 * MODEL_S * found.model_alone.rows_per_s, REMEDY_BYTES / row_bytes)
+        times = max(1, int(enough) // len(leaves[0]))
+        tiled = keras.tree.map_structure(lambda leaf: np.concatenate([leaf] * times), rows)
+        all_bytes = steps * batch_rows * row_bytes
+        if all_bytes == math.inf or all_bytes < host_memory_bytes() / 2:
+            advice = f"model.fit(x, y, batch_size={batch_rows:,}), all rows as arrays in memory"
+            offer(f"{advice} ({row_bytes:,.0f} bytes a row)", array_passes(tiled, batch_rows))
+        if not isinstance(data, KerasSequenceLoader):
+            import tensorflow as tf
+
+            saved = str(folder / "saved")
+            tf.data.Dataset.from_tensor_slices(tiled).batch(batch_rows).save(saved)
+            advice = "data.save(folder) once, then tf.data.Dataset.load(folder).prefetch(2)"
+            loaded = tf.data.Dataset.load(saved).prefetch(2)
+            offer(f"{advice}: the same batches in each epoch", functools.partial(iter, loaded))
+            loader = _loader_of(tiled, batch_rows, folder)
+            if loader is not None:
+                offer("KerasSequenceLoader on Parquet files of these rows", loader._preview)
+    halves = keras.tree.map_structure(lambda leaf: leaf[: batch_rows // 2], rows)
+    half = _Test(model, lambda: _each(itertools.repeat(halves)), MODEL_S)
+
+    def widened(found: Diagnosis) -> float:
+        whole_s = found.model_alone.step_s
+        fixed_s = min(max(0.0, 2 * half.run().step_s - whole_s), whole_s)  # whatever its rows
+        return found.training.step_s / (found.training.step_s - fixed_s * (1 - 1 / WIDER))
+
+    if batch_rows > 1:
+        advice = f"batches of {WIDER * batch_rows:,} rows, as half a batch tells"
+        remedies[f"{advice}; then tune the learning rate"] = widened
+    return remedies
+
+
+def _as_arrays(batches: list[Batch]) -> Batch | None:
+    """Return the rows of batches as arrays in the structure of a batch; None for lists and text."""
+    count = _rows(batches[0])
+    for leaf in keras.tree.flatten(batches):
+        is_dense = hasattr(leaf, "__array__") and tuple(leaf.shape[:1]) == (count,)
+        if not is_dense or keras.ops.convert_to_numpy(leaf).dtype.kind not in "biuf":
+            return None
+    return keras.tree.map_structure(
+        lambda *leaves: np.concatenate([keras.ops.convert_to_numpy(leaf) for leaf in leaves]),
+        *batches,
+    )
+
+
+def _loader_of(rows: Batch, batch_rows: int, folder: Path) -> KerasSequenceLoader | None:
+    """Write rows to a Parquet file and return a loader of it; None if a loader has no such form."""
+    inputs, labels, *weights = rows
+    labels = labels if isinstance(labels, Mapping) else {"label": labels}
+    if weights or not isinstance(inputs, Mapping) or {*inputs} & {*labels}:
+        return None
+    table = {}
+    for name, values in {**inputs, **labels}.items():
+        is_id = name in inputs and values.dtype.kind in "iu"
+        if values.ndim > 2 or np.isnan(values).any() or (is_id and values.min() < 0):
+            return None
+        width = values.size // len(values)
+        column = pa.array(values.reshape(-1))
+        table[name] = pa.FixedSizeListArray.from_arrays(column, width) if width > 1 else column
+    pq.write_table(pa.table(table), folder / "rows.parquet", row_group_size=131_072)
+    categorical = [name for name in inputs if inputs[name].dtype.kind in "iu"]
+    continuous = [name for name in inputs if name not in categorical]
+    return KerasSequenceLoader(
+        folder / "rows.parquet", batch_rows, [*labels], None, categorical, continuous
+    )
 
 
 @contextlib.contextmanager

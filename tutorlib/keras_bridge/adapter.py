@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tutorlib.keras_bridge.backend import Batch, process_count
@@ -67,6 +68,16 @@ class TensorAdapter(DataAdapter):
     get_jax_iterator = get_tf_dataset
     get_torch_dataloader = get_tf_dataset
     get_numpy_iterator = get_tf_dataset
+
+
+def array_passes(rows: Any, batch_size: int) -> Callable[[], Iterator[Batch]]:
+    """Return what begins an epoch of arrays in memory, as `fit(x, y, batch_size)` does."""
+    adapter = ArrayDataAdapter(*rows, batch_size=batch_size, shuffle=True)
+    if keras.backend.backend() == "jax":
+        return lambda: iter(adapter.get_jax_iterator())
+    torch = keras.backend.backend() == "torch"
+    batches = adapter.get_torch_dataloader() if torch else adapter.get_tf_dataset()
+    return lambda: iter(batches)
 
 
 class LoaderAdapter(TensorAdapter):
