@@ -82,9 +82,9 @@ class ParquetSource:
     Folders named `key=value`, as Hive and Spark write them, below a folder that is given add a
     column `key` that has this value in all rows below: integers if every text is one as Python
     writes it (`7`, not `07`), else strings. With `filters`, the source has only the rows that
-    pass. Timestamps of Spark and Hive, stored as INT96, are read in microseconds, which hold all
-    dates. Where neither keys nor statistics decide, the columns of the condition are read on
-    opening; the rows that pass are kept as one bit each.
+    pass. Timestamps of Spark and Hive, stored as INT96, are read in microseconds, to the year
+    294,246; one beyond is an error. Where neither keys nor statistics decide, the columns of the
+    condition are read on opening; the rows that pass are kept as one bit each.
 
     Reading a row group of 131,072 rows and 40 columns takes 15 ms on two threads with page
     checksums verified; `pyarrow.dataset` fragments and one call for each column are no faster.
@@ -559,7 +559,8 @@ class ParquetSource:
         possible = ds.FileSystemDataset([fragment], schema, parquet, place[1])
         if not list(possible.get_fragments(condition.expression)):
             return {}, set()  # by its keys, without a look into the file
-        if any(map(_has_weak_statistics, condition.kinds)):
+        may_be_far = any(map(stored.has_int96, condition.names))
+        if may_be_far or any(map(_has_weak_statistics, condition.kinds)):
             return counts, set()
         whole = set()
         index = 0
