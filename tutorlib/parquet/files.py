@@ -685,7 +685,7 @@ def table_of(data: Any) -> pa.Table:
             must not have a name, or of polars; a `Chunk`; anything with `__arrow_c_stream__`.
 
     Raises:
-        TypeError: for anything else; it says what to do instead.
+        TypeError: for anything else, or a sparse column; it says what to do instead.
         ValueError: for a DataFrame whose index has a name.
         pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert.
         OverflowError: for integers of a DataFrame beyond 64 bits.
@@ -698,6 +698,12 @@ def table_of(data: Any) -> pa.Table:
                 f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
                 "df.reset_index(drop=True) leaves it out."
             )
+        for name, kind in data.dtypes.items():
+            if type(kind).__name__ == "SparseDtype":
+                raise TypeError(
+                    f"column {name!r} of the DataFrame is sparse: "
+                    f"df.astype({{{name!r}: {str(kind.subtype)!r}}}) makes it dense."
+                )
         return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
     if hasattr(data, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowException):  # a stream of values, not of rows
