@@ -495,3 +495,11 @@ def test_missing_columns_of_a_wide_table_are_named(who, tmp_path):
     assert "'id-00'" in message
     assert "more" in message
     assert len(message) < 1_000
+
+
+@pytest.mark.parametrize("function", [lambda x, y: (x, y), lambda: None, "workflow"])
+def test_what_does_not_take_one_table_cannot_be_mapped(function):
+    loader = KerasSequenceLoader(pa.table({"x": [0.5], "y": [1.0]}), 1, ["y"], shuffle=False)
+    with pytest.raises(TypeError, match=r"map\(\) takes a Workflow, or a function of one pyarrow"):
+        loader.map(function)
+    loader.map(lambda table, scale=1: table).peek()

@@ -268,6 +268,10 @@ def test_a_pandas_frame_is_a_source_and_its_plain_index_is_no_column():
     frame = pd.DataFrame({"a": [3, 1, 2], "c": pd.Categorical(["u", "v", "u"])}, index=[9, 8, 7])
     source = ParquetSource(frame[frame.a != 1])
     assert rows_of(source) == {"a": [3, 2], "c": ["u", "u"]}
+    sparse = pd.DataFrame({"x": pd.arrays.SparseArray([0.0, 1.0])})
+    with pytest.raises(TypeError, match=r"'x' .* sparse: df.astype\({'x': 'float64'}\) makes"):
+        ParquetSource(sparse)
+    assert ParquetSource(sparse.astype({"x": "float64"})).read(0)["x"].tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"index \['a'\] is not a column. df.reset_index\(\)"):
         ParquetSource(frame.set_index("a"))
 
@@ -372,7 +376,7 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
 
 def test_integers_in_one_file_and_floats_in_another_are_said(tmp_path):
     folder_of(tmp_path, pa.array([1]), pa.array([0.5]))
-    words = r"'c' has integers in .*a\.parquet, but not in all files: it is read as double"
+    words = r"'c' is int64 in .*a\.parquet, double in .*b\.parquet: it is read as double"
     with pytest.warns(UserWarning, match=words):
         assert ParquetSource(tmp_path).column_types["c"] == ("float64", False)
 
