@@ -377,6 +377,12 @@ assert (ids == 2).all() and table.column_names == ["order", "prediction"]
 assert tutorlib.layers and table["order"][0].as_py() == "o0"
 assert {"weekday", "age_missing", "shop_and_kind"} <= {*pq.read_schema("more_orders.parquet").names}
 assert pq.read_table("sampled_orders.parquet")["returned"].to_numpy().mean() > 0.75
+assert len(pq.read_table("mixed_orders.parquet")) == later.num_rows + later.num_rows // 3
+assert {*pairs(0)["bought"].to_pylist()} == {0, 1} and pairs(0) != pairs(1)
+first = vocabulary(Workflow.load("workflow"), "user")
+assert longer["user"][: len(first)] == first and len(longer["user"]) > len(first)
+assert larger.tables["user"].embedding_weights.shape[0] == len(longer["user"]) + 3
+assert decade.shape == cross.shape == (None, 1) and crossing.count_params() > 8000
 """
 
 
