@@ -1,4 +1,4 @@
-"""Draw imgs/ from benchmarks/results/ and lesson 00, and fill the tables of three pages.
+"""Draw imgs/ from benchmarks/results/ and lesson 00, and fill the tables of pages.
 
 Colours are mid-tones on a transparent background, so that a figure reads on a light and on a dark
 page. The same JSON gives the same bytes, so that drawing again changes nothing in git.
@@ -20,7 +20,7 @@ from benchmarks.ladder import OURS, RANGE, THEIRS
 
 SUMMARY = "draw imgs/ and fill the tables of pages from benchmarks/results/"
 IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "benchmarks" / "README.md"
-SPEED_PAGE, GPU_PAGE = (measure.ROOT / "docs" / f"{name}.md" for name in ("performance", "gpu"))
+PEERS_PAGE, GPU_PAGE = (measure.ROOT / "docs" / f"{name}.md" for name in ("compare", "gpu"))
 LIMIT, TEXT = "#b08d57", "#757f89"  # beside the colours of the ladder
 
 
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
     parser.add_argument("--page", type=Path, default=PAGE, help="page of all claims to fill")
-    parser.add_argument("--speed-page", type=Path, default=SPEED_PAGE, help="page on speed to fill")
+    parser.add_argument("--peers-page", type=Path, default=PEERS_PAGE, help="comparison to fill")
     parser.add_argument("--gpu-page", type=Path, default=GPU_PAGE, help="page on GPUs to fill")
     parser.add_argument("--readme", type=Path, default=README, help="first page to fill")
     parser.add_argument("--only", choices=PICTURES, nargs="+", help="draw only these")
@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
             missing.append(str(error))
     for path in front_page.draw(arguments.images):
         print(f"drawn: {path}")
-    pages = arguments.page, arguments.speed_page, arguments.gpu_page, arguments.readme
-    makers = table, readers_table, gpu_table, ladder_table
+    pages = arguments.page, arguments.peers_page, arguments.gpu_page, arguments.readme
+    makers = table, peers_table, gpu_table, ladder_table
     for path, make in zip(pages, makers, strict=True):
         path.write_text(filled(path, make(arguments.results)), encoding="utf-8")
         print(f"filled: {path}")
@@ -187,6 +187,21 @@ def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str
         cells = [rate, measure.two_digits(worth), measure.two_digits(peak)]
         lines.append(f"| {entry['name']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def peers_table(results: Path = measure.RESULTS) -> str:
+    """Return the readers of PyArrow's default files, and what of them ran in another command."""
+    if not any(results.glob("peers-*.json")):
+        return readers_table(results)
+    report = newest("peers", results)
+    said = f"*{measure.describe_hardware(report['hardware'])}, {report['date'][:10]}.*"
+    for claimed in newest("loader", results)["claims"] if any(results.glob("loader-*")) else []:
+        if claimed["claim"] == f"plain: {loader.COLUMNS} / {loader.LINES}":
+            said += (
+                " *25 lines of Arrow ran in another command, in turns with the loader, which was "
+                f"{measure.measured(claimed)} times as fast.*"
+            )
+    return "\n".join([readers_table(results), said, ""])
 
 
 def ladder_table(results: Path = measure.RESULTS) -> str:

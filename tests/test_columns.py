@@ -11,6 +11,7 @@ from tutorlib.columns import (
     Strings,
     as_lists,
     column_from_arrow,
+    converted,
     flat_values,
     with_flat_values,
 )
@@ -22,8 +23,8 @@ rows = st.lists(
             "n": st.none() | st.integers(-5, 5),
             "s": st.text(max_size=4),
             "ns": st.none() | st.text(max_size=3),
-            "l": st.lists(st.integers(0, 9), max_size=3),
-            "ls": st.lists(st.none() | st.text(max_size=2), max_size=3),
+            "l": st.none() | st.lists(st.integers(0, 9), max_size=3),
+            "ls": st.none() | st.lists(st.none() | st.text(max_size=2), max_size=3),
             "v": st.lists(st.integers(0, 9), min_size=2, max_size=2),
             "nv": st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=3),
         }
@@ -135,6 +136,17 @@ def test_vectors_are_lists_where_lists_are_needed_and_values_keep_their_rows():
     assert with_flat_values(vectors, flat_values(vectors) * 2).tolist() == [[2, 4, 6], [8, 10, 12]]
     text = Strings.from_arrow(pa.array(list("abcdef")))
     assert with_flat_values(vectors, text).tolist() == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "int32", "uint32"])
+def test_integers_become_a_type_that_holds_them_all_and_stay_as_they_are_beyond_it(kind):
+    limits = np.iinfo(kind)
+    inside = np.array([limits.min, 1, limits.max])
+    have = converted(inside, (kind, False))
+    assert (have.dtype, have.tolist()) == (kind, inside.tolist())
+    for beyond in (limits.min - 1, limits.max + 1):
+        outside = np.append(inside, beyond)
+        assert converted(outside, (kind, False)) is outside
 
 
 # 33 rows that share one text of 64 MiB: 2.06 GiB, more than offsets of 32 bits reach.

@@ -15,7 +15,7 @@ from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.roles import schema_of_arguments
 from tutorlib.ops import FillMissing
 from tutorlib.parquet import ParquetSource
-from tutorlib.schema import Column, Schema, embedding_dim_for
+from tutorlib.schema import Column, Schema, batch_dtype, embedding_dim_for, remedy_for
 from tutorlib.workflow import Workflow
 
 
@@ -293,3 +293,14 @@ def test_a_schema_as_text():
         [Column("C1", "categorical", multi_hot=True, cardinality=56586), Column("y", "label")]
     )
     assert repr(schema) == "Schema(1 categorical: C1; 1 label: y)"
+
+
+@pytest.mark.parametrize("kind", [pa.struct({"a": pa.binary()}), pa.map_(pa.int8(), pa.binary())])
+def test_a_column_with_parts_is_told_to_store_them_whatever_they_are(kind):
+    for dtype in (str(kind), str(pa.list_(pa.list_(kind)))):
+        assert remedy_for(dtype) == "store its parts as columns of numbers or strings"
+
+
+def test_the_remedy_for_a_column_of_nulls_is_said_once():
+    with pytest.raises(ValueError, match=r"in a batch; store values in it, or leave it out: name"):
+        batch_dtype(Column("v", "continuous", "null"))

@@ -377,6 +377,12 @@ assert (ids == 2).all() and table.column_names == ["order", "prediction"]
 assert tutorlib.layers and table["order"][0].as_py() == "o0"
 assert {"weekday", "age_missing", "shop_and_kind"} <= {*pq.read_schema("more_orders.parquet").names}
 assert pq.read_table("sampled_orders.parquet")["returned"].to_numpy().mean() > 0.75
+assert len(pq.read_table("mixed_orders.parquet")) == later.num_rows + later.num_rows // 3
+assert {*pairs(0)["bought"].to_pylist()} == {0, 1} and pairs(0) != pairs(1)
+first = vocabulary(Workflow.load("workflow"), "user")
+assert longer["user"][: len(first)] == first and len(longer["user"]) > len(first)
+assert larger.tables["user"].embedding_weights.shape[0] == len(longer["user"]) + 3
+assert decade.shape == cross.shape == (None, 1) and crossing.count_params() > 8000
 """
 
 
@@ -395,7 +401,14 @@ def test_the_readme_is_short():
     assert len(re.findall(r"\S*\w\S*", readme)) <= 700  # words: no bars of tables
 
 
-def test_links_of_pages_and_lessons_lead_to_files_that_the_site_has(tmp_path):
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and Sphinx make them."""
+    headings = re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in words}
+
+
+def test_links_of_pages_and_lessons_lead_to_files_and_headings_that_the_site_has(tmp_path):
     site = runpy.run_path(str(ROOT / "tools/site/build.py"))
     site["copy_pages"](tmp_path)
     lessons = ROOT / "notebooks"
@@ -410,6 +423,9 @@ def test_links_of_pages_and_lessons_lead_to_files_that_the_site_has(tmp_path):
         links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", text)
         links += re.findall(r'(?:src|srcset|href)="(\S+)"', text)  # of HTML
         assert [link for link in links if not (page.parent / link).exists()] == [], page
+        for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([\w-]+)\)", text):
+            target = (page.parent / link).resolve() if link else page
+            assert target not in pages or anchor in anchors_of(pages[target]), (page, link, anchor)
 
 
 def test_blocks_of_code_in_docstrings_follow_two_colons():  # or Sphinx sets them as text

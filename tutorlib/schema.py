@@ -55,10 +55,10 @@ TYPES = (
     TypeRow(r"(?:timestamp|datetime64)\[(\w+).*\]", "time", _ID, r"datetime64[\1]", _DATE),
     TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _SPAN),
     TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
-    TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
-    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _BYTES),
+    TypeRow("(large_)?list_view<.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
+    TypeRow(r"(large_|fixed_size_)?binary(_view)?(\[\d+\])?", "other", _ID, r"\g<0>", _BYTES),
     TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", "store str(v) of each value v"),
-    TypeRow("null", "other", _ID, "null", "all its values are null: leave it out"),
+    TypeRow("null", "other", _ID, "null", "store values in it"),
     TypeRow(".*", "other", _ID, r"\g<0>", _PARTS),
 )
 # fmt: on

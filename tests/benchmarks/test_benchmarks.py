@@ -204,7 +204,7 @@ def test_the_lessons_have_the_settings_of_the_ladder(root):
 def test_tables_on_pages_are_those_of_the_results(root):
     pages = {
         "benchmarks/README.md": "table",
-        "docs/performance.md": "readers_table",
+        "docs/compare.md": "peers_table",
         "README.md": "ladder_table",
     }
     for path, make in pages.items():

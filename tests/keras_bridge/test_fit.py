@@ -325,6 +325,28 @@ def test_an_error_comes_through_fit_and_leaves_no_thread(folder, error, where):
     assert come_to_an_end(reader_threads)
 
 
+class Compressor(keras.Model):
+    """Learns x from itself: it has a loss of its own, and needs no labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        found = self.dense(inputs["x"])
+        self.add_loss(keras.ops.mean((found - inputs["x"]) ** 2))
+        return found
+
+
+def test_a_model_with_a_loss_of_its_own_takes_batches_without_labels(folder):
+    keras.utils.set_random_seed(0)
+    model, loader = Compressor(), loader_of(folder, label_names=[])
+    model.compile(keras.optimizers.SGD(0.1))
+    losses = model.fit(loader, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 10
+    assert model.evaluate(loader, verbose=0) < losses[0]
+
+
 # ---- arguments that Keras would ignore ---------------------------------------------------------
 #
 # The nightly job runs this on the newest Keras: it fails when Keras passes its arguments in another

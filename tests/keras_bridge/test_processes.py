@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.documents import code_below
-from tests.support.processes import free_ports, run_together, started
+from tests.support.processes import free_ports, run, run_together, started
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
@@ -209,6 +209,52 @@ def test_what_joined_processes_cannot_do_is_refused_on_all_of_them(place, tmp_pa
     assert "loader.predict(model)" in first["predict"]
     assert "multi_hot=MultiHot('padded', max_length=...)" in first["lists"]
     assert "right" not in first
+
+
+REPLICA = """
+import json
+devices = keras.distribution.list_devices()
+mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices)
+layouts = keras.distribution.LayoutMap(mesh)
+keras.distribution.set_distribution(
+    keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+loader = KerasSequenceLoader("train", 64, cat_names=["row"], cont_names=[])
+print(json.dumps([inputs["row"][:, 0].tolist() for inputs, _ in loader.as_numpy()]))
+"""
+
+
+def test_processes_that_hold_one_replica_together_have_the_same_rows(place):
+    program = PROGRAM.partition("keras.utils.set_random_seed")[0] + REPLICA
+    first, second = run_together([program] * 2, slurm(2), cwd=place)
+    assert first == second
+    assert sorted(np.concatenate(first)) == list(range(ROWS))
+
+
+SHARED = """
+import sys
+sys.modules["tensorflow"] = None
+import keras
+from tutorlib import KerasSequenceLoader
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+x = keras.Input((1,), name="x")
+model = keras.Model({"x": x}, keras.layers.Dense(1)(x))
+model.compile("sgd", "mse")
+for size in (32, 30):
+    names = {"cat_names": [], "cont_names": ["x"], "label_names": ["label"], "drop_last": True}
+    try:
+        model.fit(KerasSequenceLoader(sys.argv[1], size, **names), verbose=0)
+        print("trained")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_batch_that_the_devices_of_a_process_cannot_share_is_refused(place):
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    trained, refused = run(SHARED, place / "train", **environment).splitlines()
+    assert trained == "trained"
+    assert "batch_size=30 must be a multiple of 4, the devices of this process" in refused
 
 
 # ---- a table split over devices ------------------------------------------------------------------

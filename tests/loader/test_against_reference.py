@@ -68,7 +68,7 @@ TABLE = pa.table(
         "null_vector": pa.array(NULL_PAIRS, pa.list_(pa.float64(), 2)),
         "null_tags": lists(null_every(4, 1 + VALUES % 59), pa.int32(), pa.array(ROW % 11 == 4)),
         "label": pa.array(ROW % 2, pa.float32()),
-        "clicks": ROW * 10**10,
+        "clicks": (ROW - 300) * 10**10,
         "seen": pa.array(ROW % 2 == 0),
         "target": vectors(np.arange(2 * ROWS) / 5, pa.float64(), 2),
         "weight": ROW / 11,
@@ -244,6 +244,21 @@ def test_tensors_are_those_of_the_reference(tmp_path, layout, multi_hot):
         seen += rows
     assert sorted(seen) == list(range(total))
     assert seen != sorted(seen)
+
+
+def test_a_matrix_of_many_rows_has_each_value_in_its_row(tmp_path):
+    """Of a row group with more rows than are made at a time."""
+    rows = np.arange(50_000)
+    numbers = {name: pa.array(rows / k, pa.float32()) for name, k in (("x", 8), ("y", 3))}
+    write(tmp_path, [[40_000, 10_000]], pa.table({"row": rows, "id": rows % 997, **numbers}))
+    made = {"cat_names": ["row", "id"], "cont_names": ["x", "y"], "batch_layout": "stacked"}
+    batches = [inputs for inputs, _ in loader_of(tmp_path, batch_size=1000, **made).as_numpy()]
+    parts = [[batch[name] for batch in batches] for name in ("categorical", "continuous")]
+    ids, values = map(np.concatenate, parts)
+    have = ids[:, 0]
+    np.testing.assert_array_equal(np.sort(have), rows)
+    np.testing.assert_array_equal(ids[:, 1], have % 997)
+    np.testing.assert_array_equal(values, np.stack([have / 8, have / 3], 1).astype("float32"))
 
 
 # ---- order: threads, processes, epochs, restarts -------------------------------------------------

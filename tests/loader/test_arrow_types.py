@@ -89,7 +89,7 @@ TYPES = {
     "large_list_view": (pa.array([[1], [], [2]], pa.large_list_view(pa.int64())), VIEW),
     "struct": (pa.array([{"a": 1}] * 3), COMPOUND),
     "map": (pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())), COMPOUND),
-    "null": (pa.nulls(3), refused("all its values are null: leave it out")),
+    "null": (pa.nulls(3), refused("store values in it")),
 }
 REST = pa.table({"x": [0.5, 1.5, 2.5], "y": [0.0, 1.0, 0.0]})
 OPS = {"Categorify": Categorify, "Normalize": Normalize}
@@ -194,6 +194,10 @@ def page():
         "Continuous features are float32, exact for integers up to 2**24 (16.8 million). Of larger",
         "ones the last digits are lost: of times in Unix seconds, the last two minutes. Take the",
         "difference to a start in the data first.",
+        "",
+        "Timestamps of Spark and Hive (INT96) are read in microseconds. A time beyond the year",
+        "294,246 is an error that names its column. Arrow reads Julian day 0 (4713 BC) as",
+        "1970-01-01: store a null instead.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -54,6 +54,17 @@ def test_the_data_are_hashed_for_the_first_of_many_states_only(hashed):
     assert states[0]["fingerprint"] == loader_of(data).state_dict()["fingerprint"]
 
 
+@pytest.mark.parametrize("changes", [{}, {"drop_last": True}, {"shuffle": False}], ids=str)
+def test_rows_and_batches_are_counted_as_they_are_taken(changes):
+    loader = loader_of(table_of(ROWS + 50), 15, **changes)
+    assert (loader.stats()["rows"], loader.stats()["batches"]) == (0, 0)
+    for epoch in (1, 2):
+        batches = list(loader)
+        rows = sum(len(labels) for _, labels in batches)
+        stats = loader.stats()
+        assert (stats["rows"], stats["batches"]) == (epoch * rows, epoch * len(batches))
+
+
 @pytest.fixture
 def opened(monkeypatch):
     """(Thread, path) of each file that is opened for its rows, "footer" of others, in a list."""

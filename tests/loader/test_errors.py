@@ -114,7 +114,9 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
     "a long vector": ("v", [1.0, 2.0, 3.0], {}, (r"\b3\b", r"\b2\b")),
     "a null label is not filled": ("y", None, FILL, ("null|NaN", "label", KNOWN)),
     "a NaN label": ("y", NAN, {}, ("null|NaN", "label", KNOWN)),
+    "a NaN label is not filled": ("y", NAN, FILL, ("null|NaN", "label", KNOWN)),
     "a null weight is not filled": ("w", None, FILL, ("null|NaN", "weight", KNOWN)),
+    "a NaN weight is not filled": ("w", NAN, FILL, ("null|NaN", "weight", KNOWN)),
     "infinity": ("x", INF, {}, (r"\binf", "Clip", "filters=")),
     "infinity in a vector": ("v", [0.0, INF], {"batch_layout": "stacked"}, (r"\binf", "Clip")),
     "an infinite label": ("y", INF, {}, (r"\binf", "label", "filters=")),
@@ -351,6 +353,14 @@ CALLS = {  # {name: (call, error, facts)}
         lambda f: resume(f, global_size=2, global_rank=0), ValueError, ["world_size", r"\b2\b"],
     ),
     "another order": (lambda f: resume(f, shuffle=False), ValueError, ["shuffle", "False"]),
+    "other partitions": (
+        lambda f: resume(f, buffer_size=75), ValueError, ["partition_rows", r"\b75\b", r"\b150\b"],
+    ),
+    "other chunks": (
+        lambda f: resume(f, parts_per_chunk=3), ValueError, ["parts_per_chunk", r"\b3\b", r"\b2\b"],
+    ),
+    "an incomplete batch": (lambda f: resume(f, drop_last=True), ValueError, ["drop_last", "True"]),
+    "other columns": (lambda f: resume(f, cat_names=["C"]), ValueError, ["columns", "'C'"]),
     "other rows": (lambda f: resume(f, filters=[("C", "<", 3)]), ValueError, ["rows|filters"]),
     "no state": (lambda f: loader_of(f).load_state_dict({}), ValueError, ["state", "epoch"]),
     "a place behind": (lambda f: resume_at(f, batch=38), ValueError, ["batch 38", "has"]),
@@ -485,3 +495,11 @@ def test_missing_columns_of_a_wide_table_are_named(who, tmp_path):
     assert "'id-00'" in message
     assert "more" in message
     assert len(message) < 1_000
+
+
+@pytest.mark.parametrize("function", [lambda x, y: (x, y), lambda: None, "workflow"])
+def test_what_does_not_take_one_table_cannot_be_mapped(function):
+    loader = KerasSequenceLoader(pa.table({"x": [0.5], "y": [1.0]}), 1, ["y"], shuffle=False)
+    with pytest.raises(TypeError, match=r"map\(\) takes a Workflow, or a function of one pyarrow"):
+        loader.map(function)
+    loader.map(lambda table, scale=1: table).peek()

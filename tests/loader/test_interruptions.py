@@ -29,6 +29,7 @@ from tests.support.loaders import (
     reader_threads,
 )
 from tutorlib.columns import Ragged
+from tutorlib.loader.chunks import Part
 from tutorlib.parquet import ParquetSource
 
 ROWS = 1000
@@ -84,6 +85,19 @@ def test_a_break_a_close_and_a_drop_end_the_pass_and_the_next_is_whole(folder):
         return [*passes_in_memory(), *filter(None, (dropped(), source(), open_files() - files))]
 
     assert come_to_an_end(left)
+
+
+def test_a_closed_pass_that_is_held_holds_no_rows(folder):
+    """Chunks that waited for their turn are given up, as those that were being filled."""
+    gc.collect()
+    loader = loader_of(folder)
+    batches = iter(loader)
+    next(batches)
+    assert come_to_an_end(batches._pipeline._results.empty)  # one waits
+    loader.close()
+    gc.collect()
+    assert [held for held in passes_in_memory() if isinstance(held, Part)] == []
+    assert list(batches) == []
 
 
 def test_close_ends_a_pass_that_waits_on_another_thread(folder):

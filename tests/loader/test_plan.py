@@ -126,6 +126,27 @@ def test_slices_of_different_row_groups_are_read_in_turn():
     assert plan.row_groups_per_chunk() == 4
 
 
+@pytest.mark.parametrize(
+    ("row_groups", "parts", "want"),
+    [(16, 4, [2, 4, 4, 4, 2]), (20, 5, [3, 5, 5, 5, 2]), (15, 4, [4, 4, 4, 3])],
+)
+def test_the_first_of_many_chunks_has_half_as_many_partitions(row_groups, parts, want):
+    """So the first batch comes sooner; of few chunks it would make one more."""
+    made = {"batch_size": 10, "partition_rows": 10, "parts_per_chunk": parts}
+    plan = EpochPlan([10] * row_groups, **made)
+    assert [len(chunk.row_ranges) for chunk in plan.chunks] == want
+
+
+def test_a_chunk_of_more_batches_than_16_bits_count_is_dealt_at_random_too():
+    rows = 2**16 + 2**14
+    order = EpochPlan([rows], batch_size=1, partition_rows=rows).order(0)
+    assert np.sort(order).tolist() == list(range(rows))
+    places = np.empty(rows, int)
+    places[order] = np.arange(rows)
+    for numbers in (order, places):
+        assert np.mean(np.diff(numbers) > 0) == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.parametrize("batch_size", [32, 8])
 def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size):
     """A batch is a uniform choice of the rows: neighbours meet as often as any other two."""

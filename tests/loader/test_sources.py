@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -135,6 +136,18 @@ def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refus
         KerasSequenceLoader(prepared / "valid", 100)
 
 
+def test_folders_with_different_schemas_tell_no_roles(prepared, tmp_path):
+    """One of them would give the other's ids a wrong cardinality."""
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path, cardinality in zip(paths, (10, 12), strict=True):
+        shutil.copytree(prepared / "train", path)
+        schema = Schema.load(path / "_schema.json").replace("name", cardinality=cardinality)
+        (path / "_schema.json").write_text(schema.to_json())
+        assert KerasSequenceLoader(path, 100).schema["name"].cardinality == cardinality
+    both = KerasSequenceLoader(paths, 100, cat_names=["name"])
+    assert (both.schema.names, both.schema["name"].cardinality) == (["name"], None)
+
+
 # ---- functions that are mapped, filters by folders, tf.data --------------------------------------
 
 
@@ -190,18 +203,20 @@ def test_jax_refuses_what_it_would_wrap(tmp_path):
         rows = {"x": [0.5, 1.5], "label": [0, 1], "id": [1, 2], name: values}
         pq.write_table(pa.table(rows), tmp_path / f"{name}.parquet")
     code = """
-from tutorlib.loader import KerasSequenceLoader as Loader
+names = {"cat_names": ["id"], "cont_names": ["x"], "label_names": ["label"]}
+ids = Column("id", "categorical", cardinality=2**40)  # which lets them pass
 said = []
-for name in ("label", "id"):
+for name, given in (("label", names), ("id", names), ("id", {"schema": Schema([ids])})):
     try:
-        Loader(f"{folder}/{name}.parquet", 2, ["label"], cat_names=["id"], cont_names=["x"]).peek()
+        KerasSequenceLoader(f"{folder}/{name}.parquet", 2, **given).peek()
     except ValueError as error:
-        said.append(str(error))
+        said.append([name, str(error)])
 print(json.dumps(said))
 """
-    for said, (name, values) in zip(
-        backends.run("jax", str(tmp_path), code), wide.items(), strict=True
-    ):
+    found = backends.run("jax", str(tmp_path), code)
+    assert [name for name, _ in found] == ["label", "id", "id"]
+    for name, said in found:
+        values = wide[name]
         assert re.search(rf"column '{name}': {values[1]} at row 1 does not fit int32 .*JAX", said)
 
 

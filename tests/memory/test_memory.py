@@ -14,7 +14,7 @@ import pytest
 from benchmarks.memory import allowed_bytes, drawn, growth
 from tutorlib import memory
 from tutorlib.gpu.memory import missing_for_gpu, parse_allocation
-from tutorlib.loader import KerasSequenceLoader
+from tutorlib.loader import KerasSequenceLoader, MultiHot
 from tutorlib.memory import BufferPool, aligned_empty, host_memory_bytes, resolve_device
 from tutorlib.parquet.files import COLUMN_CHUNK_BYTES
 
@@ -57,6 +57,25 @@ def test_a_pool_frees_what_it_keeps_beyond_its_limit_before_it_takes_new_memory(
     assert pool.free_bytes + third.nbytes <= 4 * MIB
     pool.clear()
     assert pool.free_bytes == 0
+
+
+def test_memory_that_is_lent_when_a_pool_is_cleared_is_not_kept_when_it_comes_back():
+    pool = BufferPool(limit_bytes=4 * MIB)
+    early, late = (pool.empty((MIB,), np.uint8) for _ in range(2))
+    del early
+    pool.clear()
+    del late
+    assert (pool.free_bytes, pool.used_bytes) == (0, 0)
+
+
+def test_a_loader_keeps_the_memory_of_its_batches_until_it_is_closed():
+    loader = KerasSequenceLoader(pa.table({"x": np.arange(100_000.0)}), 50_000)
+    held = list(loader)
+    assert loader._pool.free_bytes > 0
+    loader.close()
+    assert loader._pool.free_bytes == 0
+    del held
+    assert loader._pool.free_bytes == 0
 
 
 @pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
@@ -134,6 +153,20 @@ def test_a_cpu_quota_limits_the_cores_and_the_reader_threads(texts, tmp_path, mo
     assert loader.describe()["threads"] == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="has no control groups")
+@pytest.mark.parametrize("name", ["memory.max", "memory.limit_in_bytes"])
+def test_a_limit_of_memory_is_what_a_fraction_is_taken_of(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    *_, top = memory.cgroup_folders(Path("/proc/self/cgroup").read_text(), "memory")
+    top.mkdir(exist_ok=True)
+    (top / name).write_text(f"{64 * MIB}\n")
+    assert host_memory_bytes() == 64 * MIB
+    loader = KerasSequenceLoader(pa.table({"x": np.arange(10.0)}), 5, buffer_size=0.5)
+    assert MIB < loader._size.batch_bytes < 32 * MIB
+    (top / name).write_text("max\n")
+    assert host_memory_bytes() > 2**28
+
+
 # ---- a budget, measured --------------------------------------------------------------------------
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
@@ -185,7 +218,39 @@ def test_threads_are_at_most_three_chunks_ahead_without_a_budget(small):
         assert sum(rows) <= 50 * (number // 5 + 3)
 
 
-def test_a_fraction_of_the_memory_holds_all_chunks_that_exist():
-    loader = KerasSequenceLoader(pa.table({"x": np.arange(1000.0)}), 100, buffer_size=0.5)
+def test_a_budget_is_for_four_threads_at_most():
+    table = pa.table({"x": np.arange(10.0)})
+    for budget, threads, want in ((None, 9, 9), ("1MB", 9, 4), ("1MB", 3, 3)):
+        loader = KerasSequenceLoader(table, 5, threads=threads, memory_budget=budget)
+        assert loader.describe()["threads"] == want
+
+
+def test_a_budget_holds_padded_lists_in_their_width():
+    rows, width, budget = 50_000, 200, 32 * MIB
+    offsets = pa.array(np.arange(0, 2 * rows + 1, 2), pa.int32())
+    table = pa.table({"g": pa.ListArray.from_arrays(offsets, pa.array(np.ones(2 * rows, int)))})
+    made = {"cat_names": ["g"], "memory_budget": budget}
+    chunk_rows = {}
+    for form in ("nnzs", MultiHot("padded"), MultiHot("padded", max_length=width)):
+        loader = KerasSequenceLoader(table, 500, multi_hot=form, **made)
+        chunk_rows[form] = loader.describe()["chunk_rows"]
+    narrow, short, wide = chunk_rows.values()
+    assert narrow == short == rows  # two ids in each
+    assert 500 <= wide <= budget / (3 * 8 * width)
+
+
+def test_a_budget_holds_what_a_mapped_function_makes():
+    table = pa.table({f"x{k}": np.arange(50_000.0) for k in range(8)})
+    loader = KerasSequenceLoader(table, 500, memory_budget=4 * MIB)
+    before = loader.describe()["chunk_rows"]
+    after = loader.map(lambda rows: rows).describe()
+    assert 500 <= after["chunk_rows"] < 0.9 * before
+    assert after["peak_bytes"] <= 4 * MIB
+
+
+@pytest.mark.parametrize("parts", [None, 8])
+def test_a_fraction_of_the_memory_holds_all_chunks_that_exist(parts):
+    made = {"buffer_size": 0.5, "parts_per_chunk": parts}
+    loader = KerasSequenceLoader(pa.table({"x": np.arange(1000.0)}), 100, **made)
     batches = loader._size.batch_bytes  # the data have fewer rows
     assert 0.05 * host_memory_bytes() < batches < 0.5 * host_memory_bytes()

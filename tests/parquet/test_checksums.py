@@ -377,6 +377,11 @@ def test_a_fingerprint_tells_what_is_different(tmp_path):
     write(two, "c.parquet", TABLE.select(["x"]))
     write(two, "a.parquet", TABLE.select(["x"]))
     assert changed(one, two) == {"file_names"}
+    three, four = tmp_path / "three", tmp_path / "four"
+    for folder, day in ((three, 3), (four, 4)):
+        (folder / f"day={day}").mkdir(parents=True)
+        write(folder / f"day={day}", "a.parquet", TABLE.select(["x"]))
+    assert changed(three, four) == {"file_names"}
     some = ParquetSource(one, filters=[("x", ">=", 0.0)]).fingerprint()
     assert some["filters"].startswith("(x >= 0)")
     conditions = (pc.field("x") >= 0.0, [("x", ">=", np.nextafter(0, 1))], [("x", ">", 0.0)])

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import math
 import pickle
 
 import numpy as np
@@ -217,6 +218,20 @@ def test_statistics_are_not_believed_about_decimals(tmp_path):
 def test_a_filter_that_does_not_fit_is_refused(folder, filters, message):
     with pytest.raises(ValueError, match=message):
         ParquetSource(folder, filters=filters)
+
+
+def test_a_comparison_that_arrow_lacks_is_refused_with_a_remedy_that_works(tmp_path):
+    half = pa.array([1, 2, math.nan], pa.float16())
+    (tmp_path / "day=2024-01-01").mkdir()
+    pq.write_table(pa.table({"h": half}), tmp_path / "day=2024-01-01" / "a.parquet")
+    words = r"kernel.*; give a value of the column's type, or cast the column in an expression"
+    for condition in (("h", ">", 1.5), ("day", "<", datetime.date(2024, 1, 2))):
+        with pytest.raises(ValueError, match=words):
+            ParquetSource(tmp_path, [condition])
+    assert ParquetSource(tmp_path, pc.field("h").cast("float32") > 1.5).num_rows == 1
+    for rows, day in ((0, 1), (3, 2)):
+        early = pc.field("day").cast("date32") < datetime.date(2024, 1, day)
+        assert ParquetSource(tmp_path, early).num_rows == rows
 
 
 def write_days(root, days, table, name="day"):

@@ -1,6 +1,7 @@
 """Timestamps of Spark and Hive, which are stored as INT96 and go beyond the range of ns."""
 
 import datetime
+import struct
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,3 +64,33 @@ def test_a_date_that_the_ns_of_another_file_cannot_hold_is_refused_with_its_file
     written(tmp_path / "b.parquet", near, **options)
     with pytest.raises(ParquetError, match=r"a\.parquet, column 't': .*out of bounds"):
         list(ParquetSource(tmp_path).chunks())
+
+
+def with_day(path, day, **options):
+    """A file whose second row, in row group 0, has the day with this number since 1970."""
+    times = pa.table({"t": pa.array([0, 86_400_000_000] * 2, pa.timestamp("us")), "x": range(4)})
+    written(path, times, use_dictionary=False, compression="none", **options)
+    data = path.read_bytes()
+    stored = struct.pack("<qI", 0, 2_440_589)  # nanoseconds of the day, and the Julian day
+    path.write_bytes(data.replace(stored, struct.pack("<qI", 0, 2_440_588 + day), 1))
+    return path
+
+
+@pytest.mark.parametrize("names", [None, ["t"], ["x", "t"]])
+@pytest.mark.parametrize("day", [106_751_992, 150_000_000, 4_186_877_979])
+def test_a_time_that_microseconds_cannot_hold_is_refused_and_no_other_date(tmp_path, day, names):
+    source = ParquetSource(with_day(tmp_path / "a.parquet", day))
+    place = r"row group 0 of .*a\.parquet, column 't': .*out of bounds.*as a null"
+    with pytest.raises(ParquetError, match=place):
+        source.read(0, names)
+    with pytest.raises(ParquetError, match=place):
+        source.read(0, names, 0, 1)
+    with pytest.raises(ParquetError, match=place):  # Arrow's date, 1677 or so, would pass
+        ParquetSource(source.files, [("t", "<", datetime.datetime(9000, 1, 1))])
+    assert source.read(0, ["x"])["x"].tolist() == [0, 1]
+    assert source.read(1).num_rows == 2
+
+
+def test_the_last_day_that_microseconds_hold_comes_as_it_is(tmp_path):
+    source = ParquetSource(with_day(tmp_path / "a.parquet", 106_751_991))
+    assert source.read(0)["t"].astype(int).tolist() == [0, 106_751_991 * 86_400_000_000]

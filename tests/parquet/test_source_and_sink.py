@@ -62,6 +62,17 @@ def test_every_kind_of_column_comes_back(tmp_path):
         pd.testing.assert_series_equal(back.to_pandas()[name], chunk.to_pandas()[name])
 
 
+def test_numbers_in_lists_are_split_by_bytes_too_and_texts_keep_their_dictionary(tmp_path):
+    with ParquetSink(tmp_path / "x.parquet") as sink:
+        sink.write(every_kind())
+    group = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
+    leaves = {group.column(k).path_in_schema: group.column(k) for k in range(group.num_columns)}
+    for path, leaf in leaves.items():
+        is_text = path.startswith(("s", "ls"))
+        assert leaf.has_dictionary_page == is_text, path
+        assert ("BYTE_STREAM_SPLIT" in leaf.encodings) != is_text, path
+
+
 def null_at(rows):
     """A table of ten rows with nulls in a number, in lists and in the lists' elements."""
     table = {
@@ -224,10 +235,43 @@ def test_rows_in_memory_are_a_source_of_the_same_rows_and_identity(kind):
     assert "row group 0 of the rows in memory" in source.location(0)
 
 
+def test_a_fingerprint_tells_any_row_in_memory():
+    rows = np.arange(300_000)
+    want = ParquetSource(pa.table({"x": rows})).fingerprint()
+    for place in (0, 150_000, -1):
+        changed = rows.copy()
+        changed[place] += 1
+        have = ParquetSource(pa.table({"x": changed})).fingerprint()
+        assert {name for name in want if have[name] != want[name]} == {"footers"}
+
+
+def test_equal_rows_have_one_identity_also_as_a_part_of_others():
+    """Where a part ends within a byte of bits, the rest of it are those of other rows."""
+    kinds = {"b": pa.bool_(), "n": pa.int64(), "v": pa.list_(pa.float32(), 2), "s": pa.string()}
+    rows = [
+        {
+            "b": k % 3 > 0,
+            "n": k % 2 or None,
+            "v": None if k % 5 == 0 else [k, None if k % 4 == 0 else 1],
+            "s": None if k % 7 == 0 else f"s{k}",
+        }
+        for k in range(40)
+    ]
+    whole = pa.Table.from_pylist(rows, pa.schema(kinds))
+    for start, stop in ((0, 11), (3, 14), (8, 16), (29, 40)):
+        alone = pa.Table.from_pylist(rows[start:stop], whole.schema)
+        part = whole.slice(start, stop - start)
+        assert ParquetSource(part).fingerprint() == ParquetSource(alone).fingerprint()
+
+
 def test_a_pandas_frame_is_a_source_and_its_plain_index_is_no_column():
     frame = pd.DataFrame({"a": [3, 1, 2], "c": pd.Categorical(["u", "v", "u"])}, index=[9, 8, 7])
     source = ParquetSource(frame[frame.a != 1])
     assert rows_of(source) == {"a": [3, 2], "c": ["u", "u"]}
+    sparse = pd.DataFrame({"x": pd.arrays.SparseArray([0.0, 1.0])})
+    with pytest.raises(TypeError, match=r"'x' .* sparse: df.astype\({'x': 'float64'}\) makes"):
+        ParquetSource(sparse)
+    assert ParquetSource(sparse.astype({"x": "float64"})).read(0)["x"].tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"index \['a'\] is not a column. df.reset_index\(\)"):
         ParquetSource(frame.set_index("a"))
 
@@ -332,7 +376,7 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
 
 def test_integers_in_one_file_and_floats_in_another_are_said(tmp_path):
     folder_of(tmp_path, pa.array([1]), pa.array([0.5]))
-    words = r"'c' has integers in .*a\.parquet, but not in all files: it is read as double"
+    words = r"'c' is int64 in .*a\.parquet, double in .*b\.parquet: it is read as double"
     with pytest.warns(UserWarning, match=words):
         assert ParquetSource(tmp_path).column_types["c"] == ("float64", False)
 
@@ -437,6 +481,17 @@ def test_a_source_has_the_rows_that_pass_in_order(data):
             assert at == stop
 
 
+@pytest.mark.parametrize("filters", [None, [("x", ">=", 1000)]], ids=str)
+def test_a_part_of_many_rows_is_whole(tmp_path, filters):
+    """Parts are decoded 65,536 rows at a time."""
+    rows, first = np.arange(200_000), 1000 if filters else 0
+    pq.write_table(pa.table({"x": rows}), tmp_path / "a.parquet", row_group_size=len(rows))
+    source = ParquetSource(tmp_path, filters)
+    for start, stop in ((0, 65_536), (0, 65_537), (10, 150_000), (131_072, 199_000 - first)):
+        have = source.read(0, ["x"], start, stop)["x"]
+        np.testing.assert_array_equal(have, rows[first + start : first + stop])
+
+
 def test_tables_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
     rng = np.random.default_rng(0)
     table = pa.table({name: rng.random(1_000_000) for name in "abc"})
@@ -453,6 +508,16 @@ def test_tables_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
         steps.close()
         assert len(os.listdir("/proc/self/fd")) == opened
         assert most < table.nbytes / 4
+
+
+def test_a_row_has_the_bytes_of_all_numbers_of_its_vectors(tmp_path):
+    vectors = pa.array([[1.0] * 6] * 5, pa.list_(pa.float32(), 6))
+    table = pa.table({"v": vectors, "n": pa.array(range(5), pa.int16()), "t": [DAY] * 5})
+    pq.write_table(table, tmp_path / "x.parquet")
+    for source in (ParquetSource(tmp_path), ParquetSource(table)):
+        sizes = [source.row_bytes(0, [name]) for name in ("v", "n", "t")]
+        assert sizes == [6 * 4, 2, 8]
+        assert source.row_bytes(0, ["v", "n", "t"]) == sum(sizes)
 
 
 def test_a_column_has_the_bytes_of_its_own_leaves_whatever_its_name(tmp_path):

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -251,6 +252,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 loader's schema in the same types.
 
         Raises:
+            TypeError: for a function that takes anything but one table.
             RuntimeError: if batches have been taken already, or something is mapped already.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
                 no batch can hold; if the loader names other features than the workflow takes; with
@@ -279,10 +281,17 @@ class KerasSequenceLoader(LoaderAdapter):
             self._set_schema(schema, columns)
             _ = self._layout  # refuses columns that no batch can hold
         else:
-            self._transform = workflow_or_function
-            name = getattr(
-                workflow_or_function, "__qualname__", type(workflow_or_function).__name__
-            )
+            function = workflow_or_function
+            name = getattr(function, "__qualname__", type(function).__name__)
+            with contextlib.suppress(ValueError):  # functions in C may have no signature
+                try:
+                    inspect.signature(function).bind("table")
+                except TypeError as error:
+                    raise TypeError(
+                        f"map() takes a Workflow, or a function of one pyarrow.Table, got {name}: "
+                        f"{error}"
+                    ) from error
+            self._transform = function
             self._made_by = f"function {name}"
             self._set_schema(self.schema, self._columns)
         return self

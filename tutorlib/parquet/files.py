@@ -306,6 +306,7 @@ class ParquetRows:
         for name in names:
             self._leaves(index, name)  # refuses a damaged footer
         with self.errors_at(index, names):
+            self._refuse_far_times(index, list(filter(self.has_int96, names)))
             if step_rows is None:
                 file = files.opened(self, kept) if self.is_local else self.open(kept)
                 table = file.read_row_group(index, columns=list(names), use_threads=False)
@@ -340,6 +341,7 @@ class ParquetRows:
         """Open the file again; whoever reads then calls `refuse_changed`."""
         # Not memory-mapped: that is no faster, and a signal would kill the process if the file is
         # truncated meanwhile, where reading raises an error.
+        options = {"coerce_int96_timestamp_unit": INT96_UNIT, **options}
         return pq.ParquetFile(
             self.path,
             filesystem=self.file.filesystem,
@@ -347,7 +349,6 @@ class ParquetRows:
             read_dictionary=kept,
             pre_buffer=not self.is_local,
             page_checksum_verification=True,
-            coerce_int96_timestamp_unit=INT96_UNIT,
             **options,
         )
 
@@ -379,6 +380,29 @@ class ParquetRows:
             return len(list(self.tables(index, [name], None, OpenFiles()))) == 1
         except ParquetError:
             return False
+
+    def has_int96(self, name: str) -> bool:
+        """Return whether a column has timestamps of Spark and Hive."""
+        leaves = map(self.footer.schema.column, self._leaf_numbers.get(name, ()))
+        return any(leaf.physical_type == "INT96" for leaf in leaves)
+
+    def _refuse_far_times(self, index: int, names: Sequence[str]) -> None:
+        """Raise ParquetError for times of columns of INT96 that microseconds do not hold.
+
+        Arrow would give another date without a word. Seconds hold them all.
+        """
+        if not names:
+            return
+        with self.open(coerce_int96_timestamp_unit="s") as file:
+            seconds = file.read_row_group(index, columns=list(names), use_threads=False)
+        for name in names:
+            try:
+                seconds[name].cast(self.schema.field(name).type)
+            except pa.ArrowInvalid as error:
+                raise ParquetError(
+                    f"{self.location(index)}, column {name!r}: {error}. Times of INT96 are read in "
+                    "microseconds, to the year 294,246. Write such a time as a null."
+                ) from error
 
     def _leaves(self, index: int, name: str) -> list[pq.ColumnChunkMetaData]:
         """Return the column chunks of a column: one of a number or list, more of a struct."""
@@ -522,7 +546,10 @@ class TableRows:
         digest = hashlib.sha256()
         for index in range(len(self.row_counts)):
             for table in self.tables(index, self.schema.names, None):
-                digest.update(table.combine_chunks().to_batches()[0].serialize())
+                # A copy: of a slice, bits behind its last row would be those of other rows.
+                copied = pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
+                for batch in copied.to_batches():
+                    digest.update(batch.serialize())
         return digest.hexdigest()[:16]
 
 
@@ -661,7 +688,7 @@ def table_of(data: Any) -> pa.Table:
             must not have a name, or of polars; a `Chunk`; anything with `__arrow_c_stream__`.
 
     Raises:
-        TypeError: for anything else; it says what to do instead.
+        TypeError: for anything else, or a sparse column; it says what to do instead.
         ValueError: for a DataFrame whose index has a name.
         pyarrow.ArrowException: for a column of a DataFrame that Arrow cannot convert.
         OverflowError: for integers of a DataFrame beyond 64 bits.
@@ -674,6 +701,12 @@ def table_of(data: Any) -> pa.Table:
                 f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
                 "df.reset_index(drop=True) leaves it out."
             )
+        for name, kind in data.dtypes.items():
+            if type(kind).__name__ == "SparseDtype":
+                raise TypeError(
+                    f"column {name!r} of the DataFrame is sparse: "
+                    f"df.astype({{{name!r}: {str(kind.subtype)!r}}}) makes it dense."
+                )
         return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
     if hasattr(data, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowException):  # a stream of values, not of rows

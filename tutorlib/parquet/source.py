@@ -82,9 +82,9 @@ class ParquetSource:
     Folders named `key=value`, as Hive and Spark write them, below a folder that is given add a
     column `key` that has this value in all rows below: integers if every text is one as Python
     writes it (`7`, not `07`), else strings. With `filters`, the source has only the rows that
-    pass. Timestamps of Spark and Hive, stored as INT96, are read in microseconds, which hold all
-    dates. Where neither keys nor statistics decide, the columns of the condition are read on
-    opening; the rows that pass are kept as one bit each.
+    pass. Timestamps of Spark and Hive, stored as INT96, are read in microseconds, to the year
+    294,246; one beyond is an error. Where neither keys nor statistics decide, the columns of the
+    condition are read on opening; the rows that pass are kept as one bit each.
 
     Reading a row group of 131,072 rows and 40 columns takes 15 ms on two threads with page
     checksums verified; `pyarrow.dataset` fragments and one call for each column are no faster.
@@ -561,7 +561,8 @@ class ParquetSource:
         possible = ds.FileSystemDataset([fragment], schema, parquet, place[1])
         if not list(possible.get_fragments(condition.expression)):
             return {}, set()  # by its keys, without a look into the file
-        if any(map(_has_weak_statistics, condition.kinds)):
+        may_be_far = any(map(stored.has_int96, condition.names))
+        if may_be_far or any(map(_has_weak_statistics, condition.kinds)):
             return counts, set()
         whole = set()
         index = 0
@@ -644,8 +645,7 @@ def _shared_schema(stored: Sequence[StoredRows]) -> pa.Schema:
         ParquetError: if a file has a column twice, or two files contradict each other.
     """
     kinds: dict[str, pa.DataType] = {}
-    first: dict[str, str] = {}  # {column: the first file that has it}
-    integers: dict[str, str] = {}  # {column: a file where it has integers}
+    places: dict[str, dict[str, str]] = {}  # {column: {type: a file where it has this type}}
     distinct: dict[int, StoredRows] = {}
     for rows in stored:
         distinct.setdefault(id(rows.schema), rows)
@@ -657,22 +657,22 @@ def _shared_schema(stored: Sequence[StoredRows]) -> pa.Schema:
         for field in rows.schema:
             name = field.name
             kind = _plain(field.type)
-            if pa.types.is_integer(kind):
-                integers[name] = rows.path
+            places.setdefault(name, {}).setdefault(str(kind), rows.path)
             before = kinds.setdefault(name, kind)
             common = _common(before, kind)
             if common is None:
+                first = next(iter(places[name].values()))
                 raise ParquetError(
-                    f"column {name!r} is {kind} in {rows.path}, but {before} in "
-                    f"{first[name]}: write both with one type"
+                    f"column {name!r} is {kind} in {rows.path}, but {before} in {first}: write "
+                    "both with one type"
                 )
             kinds[name] = common
-            first.setdefault(name, rows.path)
-    for name, path in integers.items():
-        if pa.types.is_floating(kinds[name]):
+    for name, paths in places.items():
+        if pa.types.is_floating(kinds[name]) and any("int" in kind for kind in paths):
+            words = ", ".join(f"{kind} in {path}" for kind, path in paths.items())
             warnings.warn(
-                f"column {name!r} has integers in {path}, but not in all files: it is read as "
-                f"{kinds[name]}",
+                f"column {name!r} is {words}: it is read as {kinds[name]}. A column of ids is cast "
+                "to int64 in the data",
                 stacklevel=3,
             )
     return pa.schema(list(kinds.items()))
@@ -757,6 +757,11 @@ class RowFilter:
             said = str(error).splitlines()[0].partition(" in ")[0]
             if "Serialization" in said:
                 said = "a column has a name here, not a number: pyarrow.compute.field('name')"
+            elif "no kernel" in said:
+                said += (
+                    "; give a value of the column's type, or cast the column in an expression, as "
+                    "in pyarrow.compute.field('name').cast('float32') > 1"
+                )
             raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
         return row_filter
 
