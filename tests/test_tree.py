@@ -303,18 +303,20 @@ def test_the_files_that_using_md_names_for_each_use_suffice(bare_python, tmp_pat
     run_copy(LOADER_ALONE_SCRIPT + USES[use], bare_python, tmp_path)
 
 
-def test_the_program_in_the_readme_prints_what_the_readme_shows_but_for_times(
+def test_the_program_in_the_readme_prints_what_the_readme_shows_but_for_numbers(
     bare_python, tmp_path
 ):
-    copy_listed("for the callbacks", tmp_path)
+    copy_folder("tutorlib", tmp_path)
     printed, shown = (
-        re.sub(r"\d+%|\d+\.\d+ s", "N", text)
+        # A remedy that gains less than a tenth has no line, nor have slower steps.
+        {re.sub(r"[\d,.]+", "N", line) for line in text.splitlines() if line[:4] != "Slow"}
         for text in (
             run_copy(code_of("README.md"), bare_python, tmp_path),
-            code_of("README.md", "text"),
+            code_of("README.md", "text").partition("\n\n")[0],
         )
     )
-    assert printed == shown
+    optional = {line for line in shown if "times as fast (" in line}
+    assert shown - optional <= printed <= shown
 
 
 DATA_WITH_BLANKS = """
@@ -398,7 +400,8 @@ def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_pat
 
 def test_the_readme_is_short():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"\S*\w\S*", readme)) <= 700  # words: no bars of tables
+    text = re.sub(r"```.*?```", "", readme, flags=re.DOTALL)
+    assert len(re.findall(r"\S*\w\S*", text)) <= 500  # words: no code, no bars of tables
 
 
 def anchors_of(text: str) -> set[str]:

@@ -253,10 +253,11 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     alike = [batch for batch in held if _rows(batch) == _rows(held[0])]
     one_number = _OneNumber()
     one_number.compile("sgd", jit_compile=False)
+    held_s = min(max_seconds, MODEL_S)
     tests = [
         _Test(model, begin, max_seconds, steps),
         _Test(one_number, begin, max_seconds, steps),
-        _Test(model, lambda: _each(itertools.cycle(alike)), min(max_seconds, MODEL_S)),
+        _Test(model, lambda: _each(itertools.cycle(alike)), held_s),
     ]
     turns: list[Diagnosis] = []
     with _restored(model, held[0]), tempfile.TemporaryDirectory() as folder:
@@ -272,7 +273,7 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
             if turn:
                 turns.append(found)
             elif (rows := _as_arrays(alike)) is not None:
-                remedies = _remedies(model, data, rows, found, steps, Path(folder))
+                remedies = _remedies(model, data, rows, found, steps, Path(folder), held_s)
             for advice, gain in remedies.items():
                 gains.setdefault(advice, []).append(gain(found))
     helpful = {advice: tuple(g[1:]) for advice, g in gains.items() if min(g[1:]) >= GAIN_FROM}
@@ -360,7 +361,13 @@ class _OneNumber(keras.Model):
 
 
 def _remedies(
-    model: keras.Model, data: Any, rows: Batch, found: Diagnosis, steps: float, folder: Path
+    model: keras.Model,
+    data: Any,
+    rows: Batch,
+    found: Diagnosis,
+    steps: float,
+    folder: Path,
+    seconds: float,
 ) -> dict[str, Callable[[Diagnosis], float]]:
     """Return {advice: what measures its gain in a turn}, the advice of least effort first.
 
@@ -371,25 +378,31 @@ def _remedies(
         found: what the first turn measured.
         steps: batches of an epoch; infinity if they are not known.
         folder: for files; of this call alone.
+        seconds: of a turn, at most.
     """
     batch_rows = found.training.rows // found.training.steps
     remedies: dict[str, Callable[[Diagnosis], float]] = {}
 
     def offer(advice: str, begin: Callable[[], Iterable[Batch]]) -> None:
-        test = _Test(model, lambda: _each(begin()), MODEL_S)
-        remedies[advice] = lambda found: found.training.step_s / test.run().step_s
+        test = _Test(model, lambda: _each(begin()), seconds)
+
+        def gain(found: Diagnosis) -> float:  # no reader is faster than none
+            return min(found.training.step_s / test.run().step_s, found.gain_without_input)
+
+        remedies[advice] = gain
 
     if found.data_cost >= 1 - 1 / GAIN_FROM:
         # As many rows as the model trains in a turn: the held ones, over and over.
         leaves = keras.tree.flatten(rows)
         row_bytes = sum(leaf.nbytes for leaf in leaves) / len(leaves[0])
-        enough = min(1.5 * MODEL_S * found.model_alone.rows_per_s, REMEDY_BYTES / row_bytes)
+        enough = min(1.5 * seconds * found.model_alone.rows_per_s, REMEDY_BYTES / row_bytes)
         times = max(1, int(enough) // len(leaves[0]))
         tiled = keras.tree.map_structure(lambda leaf: np.concatenate([leaf] * times), rows)
         all_bytes = steps * batch_rows * row_bytes
         if all_bytes == math.inf or all_bytes < host_memory_bytes() / 2:
-            advice = f"model.fit(x, y, batch_size={batch_rows:,}), all rows as arrays in memory"
-            offer(f"{advice} ({row_bytes:,.0f} bytes a row)", array_passes(tiled, batch_rows))
+            size = "if they fit" if all_bytes == math.inf else f"{all_bytes / 2**20:,.0f} MiB"
+            advice = f"model.fit(x, y, batch_size={batch_rows}), all rows in memory ({size})"
+            offer(advice, array_passes(tiled, batch_rows))
         if not isinstance(data, KerasSequenceLoader):
             import tensorflow as tf
 
@@ -402,7 +415,7 @@ def _remedies(
             if loader is not None:
                 offer("KerasSequenceLoader on Parquet files of these rows", loader._preview)
     halves = keras.tree.map_structure(lambda leaf: leaf[: batch_rows // 2], rows)
-    half = _Test(model, lambda: _each(itertools.repeat(halves)), MODEL_S)
+    half = _Test(model, lambda: _each(itertools.repeat(halves)), seconds)
 
     def widened(found: Diagnosis) -> float:
         whole_s = found.model_alone.step_s

@@ -1,5 +1,6 @@
 """diagnose tells slow data from a heavy model, and leaves both as they were."""
 
+import dataclasses
 import re
 import time
 
@@ -19,7 +20,7 @@ from tests.support.training import (
     values_of,
     write_rows,
 )
-from tutorlib.diagnosis import diagnose
+from tutorlib.diagnosis import Diagnosis, Pace, diagnose
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,49 @@ def test_a_smaller_last_batch_is_left_out_and_each_step_of_an_execution_counts(
     model = model_of(steps_per_execution=1 if batch_size == 100 else 3)
     found = diagnose(model, loader_of(folder, batch_size), max_seconds=5)
     assert (found.training.steps, found.training.rows) == (steps, steps * batch_size)
+
+
+def test_what_would_help_is_tried_on_the_rows_and_told_by_effort():
+    model, dataset = sleeping(0.01, 0.15, batches=6)
+    found = diagnose(model, dataset, max_seconds=0.4)
+    advice = [text.partition("(")[0].partition(" on ")[0] for text in found.remedies]
+    assert advice[:3] == ["model.fit", "data.save", "KerasSequenceLoader"]
+    assert all(len(gains) == 3 for gains in found.remedies.values())
+    assert min(found.remedies[next(iter(found.remedies))]) > 2  # about 10
+    assert "  1. " in str(found)
+    assert "all rows in memory (0 MiB)" in str(found)
+    assert min(found.costs) <= found.data_cost <= max(found.costs)
+
+
+def test_a_loader_is_not_told_to_become_one_and_lists_are_left_out(folder):
+    found = diagnose(model_of(), slow_loader(folder), max_seconds=0.3)
+    assert next(iter(found.remedies)).startswith("model.fit(x, y, ")
+    assert not any("KerasSequenceLoader" in text or "save" in text for text in found.remedies)
+    lists = tf.ragged.constant([[1], [2, 3]] * 50, dtype=tf.int64)
+    dataset = tf.data.Dataset.from_tensor_slices(({"ids": lists}, np.ones((100, 1), "float32")))
+    ids = keras.Input((None,), name="ids", dtype="int64")
+    model = keras.Model({"ids": ids}, keras.layers.Dense(1)(keras.layers.Lambda(mean_of)(ids)))
+    model.compile("sgd", "mse")
+    assert diagnose(model, dataset.batch(10), max_seconds=0.2).remedies == {}
+
+
+def mean_of(ids):
+    if hasattr(ids, "to_tensor"):
+        ids = ids.to_tensor()
+    return keras.ops.mean(keras.ops.cast(ids, "float32"), axis=1, keepdims=True)
+
+
+def test_a_verdict_needs_all_turns_on_one_side():
+    def found(*costs):
+        return dataclasses.replace(EXAMPLE, costs=costs).bound
+
+    assert [found(0.1, 0.2), found(0.3, 0.5), found(0.64, 0.9)] == ["model", "both", "input"]
+    assert [found(0.2, 0.24), found(0.2, 0.3), found(0.55, 0.7)] == ["unclear"] * 3
+    text = str(dataclasses.replace(EXAMPLE, costs=(0.2, 0.3)))
+    assert text.startswith("What bounds this training is too close to tell: data costs 25%")
+
+
+EXAMPLE = Diagnosis(*(Pace(10, 1000, seconds, 0, 0) for seconds in (1.0, 0.9, 0.75)))
 
 
 def test_what_cannot_be_tested_is_refused(folder):
