@@ -286,7 +286,8 @@ def sliders(draw, **choices):
         options = [(f"{value:,}", value) for value in values]
         label = {"description": name.replace("_", " "), "style": {"description_width": "8em"}}
         dials[name] = ipywidgets.SelectionSlider(options=options, value=first, **label)
-    return ipywidgets.interactive(draw, **dials)
+    # Not `draw` itself: ipywidgets would make a control of each argument that has a default.
+    return ipywidgets.interactive(lambda **values: draw(**values), **dials)
 
 
 def show_tensorboard(log_dir, show):

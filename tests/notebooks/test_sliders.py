@@ -17,7 +17,7 @@ def drawn(monkeypatch):
 
 
 def draw_into(drawn):
-    return lambda parts, chunk_rows: drawn.append((parts, chunk_rows))
+    return lambda parts, chunk_rows, axes=None: drawn.append((parts, chunk_rows))
 
 
 def test_a_slider_draws_the_first_choice_and_then_each_that_it_is_moved_to(drawn):
