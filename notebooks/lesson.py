@@ -261,6 +261,35 @@ def loader_device():
     return "gpu"
 
 
+def sliders(draw, **choices):
+    """Return sliders that draw a picture anew while they move; without a browser, None.
+
+    Without ipywidgets, and in an unattended run, where nobody can move them, this prints a line:
+    the page shows a few settings as saved pictures.
+
+    Args:
+        draw: function that draws with matplotlib, with a keyword argument for each slider.
+        **choices: {argument: (values in order, the first to show)}.
+
+    Example:
+        >>> dials = sliders(draw_days, parts=([1, 2, 4], 2))  # doctest: +SKIP
+    """
+    try:
+        import ipywidgets
+    except ImportError:
+        ipywidgets = None
+    if ipywidgets is None or "LESSON_LOG" in os.environ:  # run.py sets it
+        print("The sliders need ipywidgets and a browser: make lab")
+        return None
+    dials = {}
+    for name, (values, first) in choices.items():
+        options = [(f"{value:,}", value) for value in values]
+        label = {"description": name.replace("_", " "), "style": {"description_width": "8em"}}
+        dials[name] = ipywidgets.SelectionSlider(options=options, value=first, **label)
+    # Not `draw` itself: ipywidgets would make a control of each argument that has a default.
+    return ipywidgets.interactive(lambda **values: draw(**values), **dials)
+
+
 def show_tensorboard(log_dir, show):
     """Open TensorBoard below the cell, or print the command that opens it.
 
