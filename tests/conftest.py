@@ -77,7 +77,7 @@ def profile(runner):
 
 @pytest.fixture(scope="session")
 def stage():
-    """A folder in which lessons run as in the tree, with data/ of a fixed seed.
+    """A folder in which lessons run as in the tree, with data/ of a fixed seed, and the flights.
 
     The data of whoever works in the tree is neither needed nor touched, and what is kept on a page
     does not depend on it. It stays for the next session; `make clean` removes it.
@@ -98,12 +98,12 @@ def make_stage(folder):
         shutil.copy(module, folder / "notebooks")
     for name in ("imgs", "tutorlib", "notebooks/solutions"):  # lesson 07 copies tutorlib
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
-    for name in ("criteo", "movielens", "adult"):
+    for name in ("criteo", "movielens"):
         data = folder / "data" / name
         assert data_prep(["synthetic", name, "--output", str(data / "raw")]) == 0
-        if name != "adult":
-            assert data_prep([name, "--from", str(data / "raw"), "--output", str(data)]) == 0
+        assert data_prep([name, "--from", str(data / "raw"), "--output", str(data)]) == 0
     assert data_prep(["synthetic", "nhot", "--output", str(folder / "data" / "nhot")]) == 0
+    assert data_prep(["flights", "--output", str(folder / "data" / "flights")]) == 0
 
 
 @pytest.fixture(scope="session")

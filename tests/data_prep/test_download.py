@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from data_prep import adult, download, movielens
+from data_prep import download, movielens
 from data_prep.output import DataPrepError
 
 CONTENT = bytes(range(256)) * 4_000  # 1 MB
@@ -70,22 +70,15 @@ def test_what_is_not_whole_is_refused_by_its_address(server, tmp_path, name, sha
     assert not list(tmp_path.iterdir())
 
 
-def test_archives_and_files_are_downloaded_checked_and_unpacked_once(server, tmp_path):
+def test_an_archive_is_downloaded_checked_and_unpacked_once(server, tmp_path):
     archive = tmp_path / "made.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in movielens.FILES:
             file.writestr(f"ml/{name}", f"{name}\n")
-    server.files = {f"/{name}": name.encode() for name in adult.SHA256}
     server.files["/ml.zip"] = archive.read_bytes()
-    urls = {
-        f"{server.url}{name}": hashlib.sha256(data).hexdigest()
-        for name, data in server.files.items()
-    }
-    *of_adult, of_movielens = ({url: digest} for url, digest in urls.items())
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     for _ in range(2):
-        raw = download.fetch(tmp_path / "ml", None, of_movielens, movielens.FILES)
+        url = f"{server.url}/ml.zip"
+        raw = download.fetch(tmp_path / "ml", None, url, digest, movielens.FILES)
         assert (raw / "ratings.csv").read_text() == "ratings.csv\n"
-        both = of_adult[0] | of_adult[1]
-        folder = download.fetch(tmp_path / "adult", None, both, tuple(adult.SHA256), copy=True)
-        assert [(folder / name).read_text() for name in adult.SHA256] == list(adult.SHA256)
-    assert len(server.requests) == 3
+    assert len(server.requests) == 1

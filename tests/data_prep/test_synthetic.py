@@ -9,9 +9,6 @@ import pytest
 from data_prep.__main__ import main
 from data_prep.output import read_settings
 from data_prep.synthetic import LabelStatistics
-from data_prep.synthetic_adult import COLUMNS as ADULT_COLUMNS
-from data_prep.synthetic_adult import FILES as ADULT_FILES
-from data_prep.synthetic_adult import write_adult
 from data_prep.synthetic_criteo import (
     CARDINALITIES,
     COLUMN_NAMES,
@@ -21,7 +18,6 @@ KINDS = {  # {kind: (arguments, share of label 1, least AUC of the best model)}
     "criteo": ("--rows 60000 --days 2", (0.2, 0.3), 0.78),
     "movielens": ("--ratings 30000 --users 300 --movies 900", (0.5, 0.75), 0.6),
     "nhot": ("--rows 60000", (0.25, 0.35), 0.78),
-    "adult": ("--rows 3000", (0.2, 0.3), 0.9),
 }
 
 
@@ -37,10 +33,11 @@ def drawn(tmp_path_factory):
 
 
 def contents(folder):
-    paths = sorted(
-        path for path in folder.rglob("*") if path.suffix in (".tsv", ".csv", ".parquet")
-    )
-    return [path.read_bytes() for path in paths or [folder / name for name in ADULT_FILES.values()]]
+    return [
+        path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".tsv", ".csv", ".parquet")
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,7 +64,6 @@ def test_data_depends_on_the_seed_alone_and_its_label_can_be_learned(drawn, tmp_
         ("criteo --rows 3", "at least one row per day"),
         ("criteo --scale 0", "scale must be"),
         ("movielens --ratings 1000 --users 10 --movies 50", "users <= ratings"),
-        ("adult --rows 1", "rows must be"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(tmp_path, capsys, arguments, rule):
@@ -103,30 +99,6 @@ def test_click_logs_have_the_real_format_and_shape(drawn):
     assert {i: data[f"C{i + 1}"].nunique() for i in small} == small
     later = set(read_clicks(drawn["criteo"] / "day_1.tsv")["C20"].dropna())
     assert 0.1 < len(later - set(data["C20"])) / len(later) < 0.9  # new ids every day
-
-
-def test_adult_files_have_the_form_of_the_published_ones(drawn):
-    train, test = ((drawn["adult"] / n).read_text().splitlines() for n in ADULT_FILES.values())
-    assert test[0] == "|1x3 Cross validator"
-    assert train[-1] == test[-1] == ""
-    assert {line.rpartition(", ")[2] for line in train[:-1]} == {"<=50K", ">50K"}
-    assert {line.rpartition(", ")[2] for line in test[1:-1]} == {"<=50K.", ">50K."}
-    assert {line.count(", ") for line in [*train[:-1], *test[1:-1]]} == {len(ADULT_COLUMNS) - 1}
-
-
-def test_people_of_the_census_make_sense(tmp_path):
-    write_adult(tmp_path / "adult", rows=30_000, seed=1)
-    people = pd.read_csv(tmp_path / "adult/adult.data", names=ADULT_COLUMNS, sep=", ",
-                         engine="python", na_values="?", keep_default_na=False)  # fmt: skip
-    rich = people["income"] == ">50K"
-    share = {name: rich.groupby(people[name]).mean() for name in people}
-    schools = share["education_num"]
-    assert schools[16] > schools[13] > schools[10] > schools[9] > schools[7]
-    assert share["occupation"].nlargest(2).index.isin(["Exec-managerial", "Prof-specialty"]).all()
-    assert (people["relationship"].eq("Husband") <= people["sex"].eq("Male")).all()
-    idle = people["workclass"].isna() | people["workclass"].eq("Never-worked")
-    assert people["occupation"].isna().equals(idle)
-    assert abs(share["sex"]["Male"] - share["sex"]["Female"]) < 0.02  # no such bias is taught
 
 
 def test_bayes_statistics_are_those_of_the_definition():

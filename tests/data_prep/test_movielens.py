@@ -1,4 +1,4 @@
-"""MovieLens becomes Parquet with the same values; files of UCI Adult are fetched."""
+"""MovieLens becomes Parquet with the same values."""
 
 import io
 import shutil
@@ -13,8 +13,6 @@ import pytest
 from data_prep import movielens
 from data_prep.__main__ import main
 from data_prep.output import DataPrepError, read_settings
-from data_prep.synthetic_adult import FILES as ADULT_FILES
-from data_prep.synthetic_adult import write_adult
 from data_prep.synthetic_movielens import write_movielens
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
@@ -157,9 +155,6 @@ def test_malformed_ratings_and_films_are_refused(tmp_path, ratings, movies, mess
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["raw"]
 
 
-# ---- archives and UCI Adult --------------------------------------------------------------------
-
-
 def test_damage_anywhere_in_an_archive_is_refused_by_name_or_harmless(tmp_path):
     data, path, words = archive(), tmp_path / "ml.zip", set()
     for start in range(0, len(data), 13):
@@ -172,24 +167,3 @@ def test_damage_anywhere_in_an_archive_is_refused_by_name_or_harmless(tmp_path):
             assert not (tmp_path / "out" / "raw").exists()
     assert len(words) > 1
     assert all("ml.zip" in word for word in words)
-
-
-@pytest.fixture(scope="module")
-def people(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adult") / "raw"
-    write_adult(folder, rows=3_000)
-    return folder
-
-
-@pytest.mark.parametrize("source", ["folder", "file", "zip"])
-def test_adult_files_come_from_a_folder_a_file_of_it_or_an_archive(
-    people, tmp_path, source, capsys
-):
-    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as file:
-        for name in ADULT_FILES.values():
-            file.write(people / name, name)
-    given = {"folder": people, "file": people / "adult.data", "zip": tmp_path / "adult.zip"}[source]
-    assert main(["adult", "--from", str(given), "--output", str(tmp_path / "out")]) == 0
-    assert "CC BY 4.0" in capsys.readouterr().out
-    for name in ADULT_FILES.values():
-        assert (tmp_path / "out/raw" / name).read_bytes() == (people / name).read_bytes()
