@@ -172,6 +172,15 @@ def test_the_filter_that_an_error_proposes_drops_the_row_without_a_label(tmp_pat
     assert [inputs["x"][:, 0].tolist() for inputs, _ in loader.as_numpy()] == [[0.0, 2.0]]
 
 
+def test_a_vector_label_without_a_value_is_told_no_filter_which_arrow_has_none_for(tmp_path):
+    labels = pa.array([[1.0, 2.0], [1.0, None]], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"x": [0.0, 1.0], "y": labels}), tmp_path / "a.parquet")
+    schema = Schema([Column("x", "continuous"), Column("y", "label", length=2)])
+    loader = KerasSequenceLoader(tmp_path, 2, schema=schema)
+    message = check(lambda: iterate(loader), ValueError, ("'y'", "null|NaN", "at row 1", "fill it"))
+    assert "filters" not in message
+
+
 # ---- files ---------------------------------------------------------------------------------------
 
 

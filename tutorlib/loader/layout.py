@@ -307,10 +307,9 @@ class Layout:
             field = f"pc.field({column.name!r})"
             is_float = pa.types.is_floating(kind)
             known = f"~{field}.is_nan()" if is_float else f"{field}.is_valid()"
-            advice = (
-                f"a {column.role} must have a value: fill it, or drop the row with filters={known} "
-                "(pc is pyarrow.compute)"
-            )
+            advice = f"a {column.role} must have a value: fill it"
+            if column.length is None:  # Arrow compares no vectors
+                advice += f", or drop the row with filters={known} (pc is pyarrow.compute)"
         else:
             fill = "pass nulls='fill', or "
             if self.bounds(column)[0] == PAD + 1:  # 0 is padding
@@ -354,7 +353,7 @@ def _vector_values(column: Column, array: Any, length: int, first_row: int) -> A
 
 
 def _row(index: Any, offsets: Any) -> int:
-    """Return the row of the value at `index`; `offsets` as in `Layout.cells`."""
+    """Return the row of the value at `index`; `offsets` of lists, or numbers of a vector."""
     if offsets is None or isinstance(offsets, int):
         return int(index) // (offsets or 1)
     return int(np.searchsorted(offsets, int(index), side="right") - 1)

@@ -326,7 +326,7 @@ class ParquetSource:
         return total
 
     def stream_bytes(self, position: int, names: Names) -> float:
-        """Return about how many bytes Arrow holds while `steps` reads columns of a row group."""
+        """Return about how many bytes Arrow holds while `tables` reads a row group in steps."""
         group = self.row_groups[position]
         own = [name for name in names if name not in self._keys[group.file]]
         return self._stored[group.file].stream_bytes(group.index, own)
