@@ -266,7 +266,7 @@ def lines_of_numpy(
     Row groups in random order, three ahead on a thread for each core, a permutation each; tensors
     of `columns_of` or `matrices_of`; rows left over begin the next batch.
     """
-    import keras
+    import tensorflow as tf
 
     class Batches:
         def __iter__(self) -> Iterator[Any]:
@@ -275,8 +275,9 @@ def lines_of_numpy(
             def gathered(rows: Any, places: np.ndarray) -> dict[str, np.ndarray]:
                 return gather(rows, places, schema)
 
-            for batch in arrow_batches(groups, batch_size, gathered, seed):
-                yield keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+            for inputs, label in arrow_batches(groups, batch_size, gathered, seed):
+                tensors = {name: tf.convert_to_tensor(values) for name, values in inputs.items()}
+                yield tensors, tf.convert_to_tensor(label)
 
     return Batches()
 
