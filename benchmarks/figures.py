@@ -229,12 +229,10 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     rates = [ladder.rate_and_range(by_name[ladder.CEILING]) for by_name in panels.values()]
     lines.append(f"| {ladder.CEILING}, samples/s | {' | '.join(rates)} |")
-    losses = [entry["loss"] for entry in report["ways"] if "loss" in entry]
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        "*Share of the speed without any reader: medians (range of the turns). Where ranges "
-        "overlap, the order may be chance. A small click model; "
-        f"losses {min(losses):.3f} to {max(losses):.3f}. {machine}, {report['date'][:10]}.*"
+        "*Share of the speed without any reader: median (range). Where ranges overlap, the order "
+        f"may be chance. {machine}, {report['date'][:10]}.*"
     )
     return "\n".join([*lines, "", said, ""])
 

@@ -339,9 +339,9 @@ def held_batches(batches: Iterable[Any]) -> Any:
 def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:
     """Return the batches that `fit(inputs, label, shuffle=True)` makes of arrays in memory."""
     import tensorflow as tf
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    inputs, label = arrays
-    adapter = ArrayDataAdapter(inputs, label, batch_size=batch_size, shuffle=True)
-    steps = -(-len(label) // batch_size)
-    return adapter.get_tf_dataset().apply(tf.data.experimental.assert_cardinality(steps))
+    from tutorlib.keras_bridge.adapter import array_batches
+
+    steps = -(-len(arrays[1]) // batch_size)
+    known = tf.data.experimental.assert_cardinality(steps)
+    return array_batches(arrays, batch_size).apply(known)

@@ -262,7 +262,7 @@ def loader_device():
 
 
 def sliders(draw, **choices):
-    """Return sliders that draw a picture anew while they move; without a browser, None.
+    """Return sliders that redraw a picture while they move; without a browser, None.
 
     Without ipywidgets, and in an unattended run, where nobody can move them, this prints a line:
     the page shows a few settings as saved pictures.

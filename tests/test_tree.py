@@ -308,8 +308,8 @@ def test_the_program_in_the_readme_prints_what_the_readme_shows_but_for_numbers(
 ):
     copy_folder("tutorlib", tmp_path)
     printed, shown = (
-        # A remedy that gains less than a tenth has no line, nor have slower steps.
-        {re.sub(r"[\s\d,.]+", " ", line) for line in text.splitlines() if line[:4] != "Slow"}
+        # A remedy that gains less than a tenth has no line.
+        {re.sub(r"[\s\d,.]+", " ", line) for line in text.splitlines()}
         for text in (
             run_copy(code_of("README.md"), bare_python, tmp_path),
             code_of("README.md", "text").partition("killed by signal")[0],
@@ -400,8 +400,7 @@ def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_pat
 
 def test_the_readme_is_short():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"```.*?```", "", readme, flags=re.DOTALL)
-    assert len(re.findall(r"\S*\w\S*", text)) <= 500  # words: no code, no bars of tables
+    assert len(readme.split()) <= 600  # words, bars of tables and code included
 
 
 def anchors_of(text: str) -> set[str]:

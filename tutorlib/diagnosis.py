@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.callbacks import StallReport, TimedBatches, build, variables_of
-from tutorlib.keras_bridge.adapter import array_passes
+from tutorlib.keras_bridge.adapter import array_batches
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.memory import host_memory_bytes
 
 Tensor: TypeAlias = Any  # of Keras's backend, or a tree of them
 Batch: TypeAlias = Any  # (inputs, labels) or (inputs, labels, weights)
@@ -99,8 +98,8 @@ class Diagnosis:
         >>> print(found)
         The data bounds this training: data costs 70% of the time (68% to 71%).
           as it is           1,000 rows/s    100.0 ms per step, 70% of it waiting (first batch: 10%)
-          model alone        3,333 rows/s     30.0 ms per step, on batches that stay in memory
-          data alone         1,111 rows/s     90.0 ms per batch: what the reader could do
+          model alone        3,333 rows/s     30.0 ms per step, without any reader
+          data alone         1,111 rows/s     90.0 ms per batch
         Data at no cost would make training 3.3 times as fast. Tried on these rows, least effort \
 first:
           1. 2.1 times as fast (2.0 to 2.3): model.fit(x, y)
@@ -150,14 +149,9 @@ first:
         lines = [
             f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time{span}.",
             line("as it is", self.training, f"step, {waits}"),
-            line("model alone", self.model_alone, "step, on batches that stay in memory"),
-            line("data alone", self.data_alone, "batch: what the reader could do"),
+            line("model alone", self.model_alone, "step, without any reader"),
+            line("data alone", self.data_alone, "batch"),
         ]
-        if (slower := self.data_cost - self.wait_share) >= 0.1:
-            lines.append(
-                f"Slower steps are {slower:.0%} of the time: readers and model share the "
-                "processors, so the data costs more than the waiting."
-            )
         gain = f"Data at no cost would make training {self.gain_without_input:,.1f} times as fast."
         if self.remedies:
             lines.append(f"{gain} Tried on these rows, least effort first:")
@@ -183,10 +177,10 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     Below 25% of the time the model bounds the training, from 60% the data, between them both do.
     The third says what the reader could do for a faster model.
 
-    Unless the model is the limit, the model then trains on rows of its first batches in other ways:
-    from arrays in memory, from a saved dataset, from Parquet files by a `KerasSequenceLoader`. Half
-    a batch tells which part of a step does not depend on its rows, and so what wider batches would
-    gain. Batches with lists or text are left out of this.
+    If data costs a tenth or more in the first turn, the model also trains on the rows of its first
+    batches in other ways: from arrays in memory, from a saved dataset, from Parquet files by a
+    `KerasSequenceLoader`. What wider batches would gain is estimated from half a batch, which tells
+    the part of a step that does not depend on its rows. Batches with lists or text get no remedies.
 
     All take four turns, of which the first does not count. Of the others, the one with the median
     of what data costs is shown: what slows a machine down for a while hits all of them. Each is
@@ -272,8 +266,8 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
             found = Diagnosis(paces[0], data_alone, paces[2])
             if turn:
                 turns.append(found)
-            elif (rows := _as_arrays(alike)) is not None:
-                remedies = _remedies(model, data, rows, found, steps, Path(folder), held_s)
+            else:
+                remedies = _remedies(model, data, alike, found, steps, Path(folder), held_s)
             for advice, gain in remedies.items():
                 gains.setdefault(advice, []).append(gain(found))
     helpful = {advice: tuple(g[1:]) for advice, g in gains.items() if min(g[1:]) >= GAIN_FROM}
@@ -363,7 +357,7 @@ class _OneNumber(keras.Model):
 def _remedies(
     model: keras.Model,
     data: Any,
-    rows: Batch,
+    batches: list[Batch],
     found: Diagnosis,
     steps: float,
     folder: Path,
@@ -374,17 +368,20 @@ def _remedies(
     Args:
         model: compiled, and trained on these batches already.
         data: as in `diagnose`.
-        rows: arrays of some batches, in the structure of a batch.
+        batches: its first ones, of equal size.
         found: what the first turn measured.
         steps: batches of an epoch; infinity if they are not known.
         folder: for files; of this call alone.
         seconds: of a turn, at most.
     """
-    batch_rows = found.training.rows // found.training.steps
     remedies: dict[str, Callable[[Diagnosis], float]] = {}
+    rows = _as_arrays(batches)
+    if rows is None:
+        return remedies
+    batch_rows = _rows(batches[0])
 
-    def offer(advice: str, begin: Callable[[], Iterable[Batch]]) -> None:
-        test = _Test(model, lambda: _each(begin()), seconds)
+    def offer(advice: str, other: Iterable[Batch]) -> None:
+        test = _Test(model, lambda: _each(other), seconds)
 
         def gain(found: Diagnosis) -> float:  # no reader is faster than none
             return min(found.training.step_s / test.run().step_s, found.gain_without_input)
@@ -392,39 +389,38 @@ def _remedies(
         remedies[advice] = gain
 
     if found.data_cost >= 1 - 1 / GAIN_FROM:
-        # As many rows as the model trains in a turn: the held ones, over and over.
+        # As many rows as the model trains in a turn: those of the batches, over and over.
         leaves = keras.tree.flatten(rows)
         row_bytes = sum(leaf.nbytes for leaf in leaves) / len(leaves[0])
         enough = min(1.5 * seconds * found.model_alone.rows_per_s, REMEDY_BYTES / row_bytes)
         times = max(1, int(enough) // len(leaves[0]))
-        tiled = keras.tree.map_structure(lambda leaf: np.concatenate([leaf] * times), rows)
-        all_bytes = steps * batch_rows * row_bytes
-        if all_bytes == math.inf or all_bytes < host_memory_bytes() / 2:
-            size = "if they fit" if all_bytes == math.inf else f"{all_bytes / 2**20:,.0f} MiB"
-            advice = f"model.fit(x, y, batch_size={batch_rows}), all rows in memory ({size})"
-            offer(advice, array_passes(tiled, batch_rows))
+        rows = keras.tree.map_structure(lambda leaf: np.concatenate([leaf] * times), rows)
+        size = f"{row_bytes:,.0f} bytes a row"
+        if steps < math.inf:
+            size = f"{steps * batch_rows * row_bytes / 2**20:,.0f} MiB"
+        advice = f"model.fit(x, y, batch_size={batch_rows}), all rows in memory ({size})"
+        offer(advice, array_batches(rows, batch_rows))
         if not isinstance(data, KerasSequenceLoader):
             import tensorflow as tf
 
             saved = str(folder / "saved")
-            tf.data.Dataset.from_tensor_slices(tiled).batch(batch_rows).save(saved)
-            advice = "data.save(folder) once, then tf.data.Dataset.load(folder).prefetch(2)"
-            loaded = tf.data.Dataset.load(saved).prefetch(2)
-            offer(f"{advice}: the same batches in each epoch", functools.partial(iter, loaded))
-            loader = _loader_of(tiled, batch_rows, folder)
+            tf.data.Dataset.from_tensor_slices(rows).batch(batch_rows).save(saved)
+            advice = "data.save(folder), then Dataset.load(folder): the same batches each epoch"
+            offer(advice, tf.data.Dataset.load(saved).prefetch(2))
+            loader = _loader_of(rows, batch_rows, folder)
             if loader is not None:
-                offer("KerasSequenceLoader on Parquet files of these rows", loader._preview)
-    halves = keras.tree.map_structure(lambda leaf: leaf[: batch_rows // 2], rows)
-    half = _Test(model, lambda: _each(itertools.repeat(halves)), seconds)
+                offer("KerasSequenceLoader on Parquet files of these rows", loader)
+    cut = functools.partial(keras.tree.map_structure, lambda leaf: leaf[: batch_rows // 2])
+    halves = list(map(cut, batches))
+    half = _Test(model, lambda: _each(itertools.cycle(halves)), seconds)
 
     def widened(found: Diagnosis) -> float:
         whole_s = found.model_alone.step_s
         fixed_s = min(max(0.0, 2 * half.run().step_s - whole_s), whole_s)  # whatever its rows
         return found.training.step_s / (found.training.step_s - fixed_s * (1 - 1 / WIDER))
 
-    if batch_rows > 1:
-        advice = f"batches of {WIDER * batch_rows:,} rows, as half a batch tells"
-        remedies[f"{advice}; then tune the learning rate"] = widened
+    if batch_rows > 1 and found.data_cost < INPUT_FROM:
+        remedies[f"batches of {WIDER * batch_rows:,} rows (estimated; tune the rate)"] = widened
     return remedies
 
 
@@ -442,25 +438,22 @@ def _as_arrays(batches: list[Batch]) -> Batch | None:
 
 
 def _loader_of(rows: Batch, batch_rows: int, folder: Path) -> KerasSequenceLoader | None:
-    """Write rows to a Parquet file and return a loader of it; None if a loader has no such form."""
+    """Write rows to a Parquet file and return a loader of it; None if it would refuse them."""
     inputs, labels, *weights = rows
     labels = labels if isinstance(labels, Mapping) else {"label": labels}
     if weights or not isinstance(inputs, Mapping) or {*inputs} & {*labels}:
         return None
-    table = {}
-    for name, values in {**inputs, **labels}.items():
-        is_id = name in inputs and values.dtype.kind in "iu"
-        if values.ndim > 2 or np.isnan(values).any() or (is_id and values.min() < 0):
+    columns = {**inputs, **labels}
+    categorical = [name for name in inputs if columns[name].dtype.kind in "iu"]
+    for name, values in columns.items():
+        is_negative = name in categorical and values.min() < 0  # no id
+        if is_negative or values.size > len(values) or np.isnan(values).any():
             return None
-        width = values.size // len(values)
-        column = pa.array(values.reshape(-1))
-        table[name] = pa.FixedSizeListArray.from_arrays(column, width) if width > 1 else column
-    pq.write_table(pa.table(table), folder / "rows.parquet", row_group_size=131_072)
-    categorical = [name for name in inputs if inputs[name].dtype.kind in "iu"]
+    path = folder / "rows.parquet"
+    table = pa.table({name: values.reshape(-1) for name, values in columns.items()})
+    pq.write_table(table, path, row_group_size=131_072)
     continuous = [name for name in inputs if name not in categorical]
-    return KerasSequenceLoader(
-        folder / "rows.parquet", batch_rows, [*labels], None, categorical, continuous
-    )
+    return KerasSequenceLoader(path, batch_rows, [*labels], None, categorical, continuous)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ PROGRAM = """
 import gc, threading, time
 
 from tutorlib.callbacks import ThroughputLogger
+from tutorlib.diagnosis import diagnose
 from tutorlib.keras_bridge.backend import tensor_maker
 from tutorlib.gpu.batches import gpu_tensor_maker, wait_for_gpu
 from tutorlib.memory import aligned_empty
@@ -113,6 +114,10 @@ for form in ("nnzs", "padded"):
 model = compiled(DLRM(scalars, 4, [8, 4], [8], batch_layout="stacked"))
 batches = KerasSequenceLoader(folder, 64, schema=scalars, batch_layout="stacked")
 said["stacked"] = model.fit(batches, epochs=3, verbose=0).history["loss"]
+
+# what would help a training that waits
+waits = KerasSequenceLoader(folder, 64, **names).map(lambda table: time.sleep(0.2) or table)
+said["remedies"] = list(diagnose(plain_model(), waits, max_seconds=0.3).remedies)
 print(json.dumps(said))
 """
 
@@ -129,6 +134,10 @@ def test_fit_evaluate_and_predict_as_with_arrays_in_the_same_order(said):
     assert (said["epoch"], said["whole"], said["rest"]) == (3, [2, 2], [1, 1])
     assert said["threads"] == []
     assert said["steps"] == [8, 16, 16]  # and rows of each, which took a second
+
+
+def test_a_training_that_waits_is_told_to_hold_its_rows_in_memory(said):
+    assert said["remedies"][0].startswith("model.fit(x, y, batch_size=64), all rows in memory")
 
 
 def test_what_cannot_be_is_refused(said):

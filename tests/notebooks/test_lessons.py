@@ -118,7 +118,8 @@ def test_profiles_and_tables_of_lessons_are_those_of_the_pages(runner, root):
         runner.plan_parameters(lessons, lessons, runner.load_profile(path))
     for path in (root / "README.md", root / "notebooks" / "README.md"):
         text = path.read_text(encoding="utf-8")
-        linked = re.findall(r"^\| \d\d \| .*?(\d\d_\w+\.ipynb)\) \|", text, re.MULTILINE)
+        named = r"(?:^\| \d\d \| .*?|\[\d\d&nbsp;\w+\]\(notebooks/)(\d\d_\w+\.ipynb)\)"
+        linked = re.findall(named, text, re.MULTILINE)
         assert linked == [lesson.name for lesson in lessons]
 
 

@@ -70,14 +70,22 @@ class TensorAdapter(DataAdapter):
     get_numpy_iterator = get_tf_dataset
 
 
-def array_passes(rows: Any, batch_size: int) -> Callable[[], Iterator[Batch]]:
-    """Return what begins an epoch of arrays in memory, as `fit(x, y, batch_size)` does."""
+def array_batches(rows: Batch, batch_size: int) -> Any:
+    """Return the batches, in random order, that `fit(x, y, batch_size=...)` makes of arrays.
+
+    Args:
+        rows: (inputs, labels) or (inputs, labels, weights): arrays [rows, ...], or dicts of them.
+        batch_size: rows per batch.
+
+    Returns:
+        An iterable of which each `iter()` is an epoch; on TensorFlow, a `tf.data.Dataset`.
+    """
     adapter = ArrayDataAdapter(*rows, batch_size=batch_size, shuffle=True)
-    if keras.backend.backend() == "jax":
-        return lambda: iter(adapter.get_jax_iterator())
-    torch = keras.backend.backend() == "torch"
-    batches = adapter.get_torch_dataloader() if torch else adapter.get_tf_dataset()
-    return lambda: iter(batches)
+    if keras.backend.backend() == "tensorflow":
+        return adapter.get_tf_dataset()
+    if keras.backend.backend() == "torch":
+        return adapter.get_torch_dataloader()
+    return _Epochs(lambda: iter(adapter.get_jax_iterator()))
 
 
 class LoaderAdapter(TensorAdapter):
