@@ -223,18 +223,25 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     lines += [f"| reader | {' | '.join(titles)} |", "|---" * (1 + len(panels)) + "|"]
     for name in ladder.READERS[:-1]:
         cells = [
-            ladder.share_and_range(by_name[name], by_name[ladder.CEILING])
+            _narrow(ladder.share_and_range(by_name[name], by_name[ladder.CEILING]))
             for by_name in panels.values()
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    rates = [ladder.rate_and_range(by_name[ladder.CEILING]) for by_name in panels.values()]
-    lines.append(f"| {ladder.CEILING}, samples/s | {' | '.join(rates)} |")
+    limits = [by_name[ladder.CEILING] for by_name in panels.values()]
+    thousands = [{**limit, "rows": limit["rows"] / 1e3} for limit in limits]
+    rates = [_narrow(ladder.rate_and_range(limit)) for limit in thousands]
+    lines.append(f"| {ladder.CEILING}, thousand samples/s | {' | '.join(rates)} |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        "*Share of the speed without any reader: median (range). Where ranges overlap, the order "
+        "*Share of the speed without any reader: median, range. Where ranges overlap, the order "
         f"may be chance. {machine}, {report['date'][:10]}.*"
     )
     return "\n".join([*lines, "", said, ""])
+
+
+def _narrow(value_and_range: str) -> str:
+    """Return a cell whose range stands below its value, small: a telephone shows all columns."""
+    return re.sub(r" \((.*)\)", r"<br><sub>\1</sub>", value_and_range)
 
 
 def draw_ladder(report: Mapping[str, Any], path: Path) -> None:

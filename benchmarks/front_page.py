@@ -1,9 +1,10 @@
 """Draw imgs/waiting_light.svg and imgs/waiting_dark.svg, the moving picture of the first page.
 
 It is lesson 00's recorded run: an epoch of `fit` with a tf.data.Dataset, red where it waits for a
-batch, as long on the screen as it took; then the reader is swapped. The animation runs three times
-and ends with both bars. Readers who prefer less motion, and paper, have that end at once. A report
-has totals, so that all waits after the first are drawn equally long.
+batch, as long on the screen as it took; then the reader is swapped. Both bars are there at first,
+for some seconds; then they are drawn twice, and stay. Who prefers less motion, and paper, has them
+at once. A report has totals, so that all waits after the first are drawn equally long. The epochs
+are single ones: the line below them has the medians of the lesson's turns, arrays in memory too.
 
 The same page gives the same bytes. The animation is CSS, which GitHub shows in a picture.
 """
@@ -27,12 +28,14 @@ LOOKS = {  # of a page: ground, frame, text
     "dark": ("#151b23", "#3d444d", "#f0f6fc"),
 }
 REPORT = re.compile(r"epoch 1: (\d+)% of ([\d.]+) s waiting for data \(first batch: (\d+)%\)")
+MEDIANS = re.compile(r"training ([\d.]+) times .* row by row, ([\d.]+) times arrays in memory")
 
-WIDTH, HEIGHT, LEFT, BAR = 720, 218, 24, 44  # of the picture, its margin, a bar's height
+WIDTH, HEIGHT, LEFT, BAR = 720, 256, 24, 44  # of the picture, its margin, a bar's height
 LONGEST = 590  # a bar that long is the longer epoch
 LINES, BARS = (40, 140), (54, 154)  # where the lines of code stand, and the tops of the bars
+BELOW = 236  # where the line below the bars stands
 START, GATHER, REST = 0.7, 0.9, 6.0  # seconds before the first bar, to sort its parts, at the end
-TURNS = 3  # then the picture is still
+TURNS = 3  # the first begins with its rest; after the last, the picture is still
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,11 @@ class Epoch:
     first_wait: float
 
 
-def recorded(lesson: Path = LESSON) -> tuple[Epoch, Epoch, int]:
-    """Return the epochs of the dataset and of the loader on a page, and their number of batches.
+def recorded(lesson: Path = LESSON) -> tuple[Epoch, Epoch, int, str]:
+    """Return what a page reports of the dataset and of the loader.
+
+    Returns:
+        an epoch of each, their number of batches, and the medians of several, as a sentence.
 
     Raises:
         ValueError: if the page has no such reports.
@@ -61,28 +67,36 @@ def recorded(lesson: Path = LESSON) -> tuple[Epoch, Epoch, int]:
             raise ValueError(f"{lesson} shows no report of epoch 1; run `make pages LESSONS=00`")
         share, seconds, first = map(float, found.groups())
         epochs.append(Epoch(seconds, seconds * share / 100, seconds * first / 100))
+    medians = next(filter(None, map(MEDIANS.match, printed)), None)
+    if medians is None:
+        raise ValueError(f"{lesson} has no headline; run `make pages LESSONS=00`")
+    rows_one_by_one, arrays = medians.groups()
+    said = f"Median: {rows_one_by_one} times the dataset's speed, {arrays} times that of arrays"
     code = "\n".join("".join(cell["source"]) for cell in cells)
     rows, size = (
         int(re.search(rf"^{name} = ([\d_]+)", code, re.MULTILINE)[1])  # type: ignore[index]
         for name in ("ROWS", "BATCH_SIZE")
     )
-    return epochs[0], epochs[1], -(-rows // size)
+    return epochs[0], epochs[1], -(-rows // size), said
 
 
 def draw(images: Path, lesson: Path = LESSON) -> list[Path]:
     """Draw the picture for light and for dark pages; return the files."""
-    slow, fast, batches = recorded(lesson)
+    slow, fast, batches, medians = recorded(lesson)
     paths = [images / f"waiting_{name}.svg" for name in LOOKS]
     for path, look in zip(paths, LOOKS.values(), strict=True):
-        path.write_text(picture(slow, fast, batches, *look), encoding="utf-8")
+        path.write_text(picture(slow, fast, batches, medians, *look), encoding="utf-8")
     return paths
 
 
 class Motion:
-    """The animation's keyframes; moments are seconds from its beginning, `total` its length."""
+    """The animation's keyframes; moments are seconds from its beginning, `total` its length.
 
-    def __init__(self, total: float) -> None:
-        self.total, self.rules = total, list[str]()
+    The page shows it from the moment `complete` on, since when nothing moves.
+    """
+
+    def __init__(self, total: float, complete: float) -> None:
+        self.total, self.complete, self.rules = total, complete, list[str]()
 
     def add(self, frames: Mapping[float, str]) -> str:
         """Add keyframes {moment: declarations}; return the attribute of what moves so."""
@@ -97,20 +111,23 @@ class Motion:
 
     def style(self) -> str:
         """Return the style sheet: nothing moves where less motion is preferred, or on paper."""
-        every = f"[class]{{animation:{self.total:.2f}s linear {TURNS}}}"
+        every = f"[class]{{animation:{self.total:.2f}s linear -{self.complete:.2f}s {TURNS}}}"
         rules = "\n".join([every, *self.rules])
         where = "@media screen and (prefers-reduced-motion:no-preference)"
         return f"<style>\n{where}{{\n{rules}\n}}\n</style>"
 
 
-def picture(slow: Epoch, fast: Epoch, batches: int, ground: str, frame: str, text: str) -> str:
+def picture(
+    slow: Epoch, fast: Epoch, batches: int, medians: str, ground: str, frame: str, text: str
+) -> str:
     """Return the picture as SVG, in the colours of a page."""
     scale = LONGEST / slow.seconds
     sorted_at = START + slow.seconds + 0.3
     swapped_at = sorted_at + GATHER + 0.6
     second_at = swapped_at + 1.4
     done_at = second_at + fast.seconds
-    motion = Motion(done_at + REST)
+    complete = done_at + GATHER + 0.3
+    motion = Motion(complete + REST, complete)
     shown: list[str] = []
 
     def code(data: str, line: int, colour: str, extra: str = "") -> str:
@@ -141,9 +158,11 @@ def picture(slow: Epoch, fast: Epoch, batches: int, ground: str, frame: str, tex
     shown += bar(fast, 1, scale, BARS[1], OURS, motion, second_at, done_at)
     end = LEFT + fast.seconds * scale + 14
     shown.append(label(f"{fast.seconds:.1f} s", end, BARS[1] + 30, motion.appears(done_at), bold))
+    look = f'fill="{text}" font-size="20" font-family="sans-serif"'
+    shown.append(label(medians, LEFT, BELOW, motion.appears(done_at), look))
     said = f"An epoch takes {slow.seconds:.1f} seconds with a tf.data dataset, {_share(slow)} of "
     said += f"them waiting for data; {fast.seconds:.1f} seconds with the loader, {_share(fast)} "
-    said += "of them waiting."
+    said += f"of them waiting. {medians}."
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img" aria-labelledby="title" font-size="22" '

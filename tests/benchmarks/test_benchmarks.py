@@ -141,7 +141,7 @@ def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_pat
 
 def test_the_table_of_the_first_page_shows_every_panel_and_its_shares_divide(tmp_path):
     def entry(panel, name, *seconds):
-        return {"section": panel, "name": name, "rows": 100, "elapsed_s": seconds, "loss": 0.4}
+        return {"section": panel, "name": name, "rows": 10**5, "elapsed_s": seconds, "loss": 0.4}
 
     seconds = {ladder.TFRECORD: (4, 4, 5), ladder.CEILING: (1, 1, 2)}
     ways = [entry("plain", name, *seconds.get(name, (2, 4, 1))) for name in ladder.READERS]
@@ -151,9 +151,10 @@ def test_the_table_of_the_first_page_shows_every_panel_and_its_shares_divide(tmp
     (tmp_path / "ladder-here.json").write_text(json.dumps(report))
     rows = figures.ladder_table(tmp_path).splitlines()
     assert rows[0].startswith("**How much of its speed does training lose to reading? 50% to 50%")
-    assert "| loader | 50% (25-100) | 50% (50-50) |" in rows
-    assert "| TFRecord | 25% (20-25) | 25% (20-25) |" in rows
-    assert rows[-3] == f"| {ladder.CEILING}, samples/s |{' 100 (50 to 100) |' * 2}"
+    assert "| loader | 50%<br><sub>25-100</sub> | 50%<br><sub>50-50</sub> |" in rows
+    assert "| TFRecord | 25%<br><sub>20-25</sub> | 25%<br><sub>20-25</sub> |" in rows
+    rates = " 100<br><sub>50 to 100</sub> |"
+    assert rows[-3] == f"| {ladder.CEILING}, thousand samples/s |{rates * 2}"
 
 
 @pytest.mark.slow
