@@ -405,7 +405,7 @@ def _remedies(
 
             saved = str(folder / "saved")
             tf.data.Dataset.from_tensor_slices(rows).batch(batch_rows).save(saved)
-            advice = "data.save(folder), then Dataset.load(folder): the same batches each epoch"
+            advice = "data.save(folder), then Dataset.load(folder): fixed batches"
             offer(advice, tf.data.Dataset.load(saved).prefetch(2))
             loader = _loader_of(rows, batch_rows, folder)
             if loader is not None:
