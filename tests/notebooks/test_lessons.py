@@ -123,6 +123,29 @@ def test_profiles_and_tables_of_lessons_are_those_of_the_pages(runner, root):
         assert linked == [lesson.name for lesson in lessons]
 
 
+def minutes_of(page) -> tuple[int, float]:
+    """Return the minutes to read that a page names, and those of its words, code and pictures."""
+    text = " ".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    lines = [line for cell in code_cells(page) for line in cell.source.splitlines() if line.strip()]
+    shown = [output for cell in code_cells(page) for output in cell.outputs]
+    pictures = text.count("![") + sum("image/png" in output.get("data", {}) for output in shown)
+    [named] = re.findall(r"(\d+) minutes to read|To read\*\*: (\d+) minutes", text)
+    return int("".join(named)), len(text.split()) / 200 + len(lines) / 12 + pictures / 2
+
+
+def test_the_minutes_of_pages_are_those_of_their_words_and_code_and_the_map_adds_them_up(
+    runner, root
+):
+    pages = [nbformat.read(path, 4) for path in runner.find_lessons(root / "notebooks")]
+    minutes = [minutes_of(page) for page in pages]
+    for page, (named, counted) in zip(pages, minutes, strict=True):
+        assert abs(named - counted) <= 2, page.cells[0].source
+    course = (root / "imgs" / "course.svg").read_text(encoding="utf-8")
+    sums = [int(said) for said in re.findall(r"(\d+) minutes", course)]
+    named = [named for named, _ in minutes]
+    assert sums == [sum(named[:6]), sum(named[6:8]), sum(named[8:])]
+
+
 @pytest.mark.notebook
 class TestLessonsWithTFRecords:
     """They use what the one before has written: one process runs them, in order."""
