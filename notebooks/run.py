@@ -34,6 +34,8 @@ from lesson import NOT_BORNE_OUT
 HERE = Path(__file__).resolve().parent
 RECORDED = "recorded-on"  # id of the cell in which pages.py names the machine of a page's outputs
 TRACEBACK_LINES = 12  # lines of a traceback, or of a dead kernel's log, that are printed
+# Of the HTML: code in a text has room around it, as in JupyterLab, and scrolls on a telephone.
+STYLE = ".jp-RenderedMarkdown pre { margin: 1em 2em; overflow-x: auto; }"
 
 
 class UsageError(ValueError):
@@ -218,6 +220,7 @@ def _write_html(executed, folder):
             cell.source = re.sub(r"(!\[[^]]*\]\()\.\./", r"\1", cell.source)
     resources = {"metadata": {"name": executed.stem, "path": str(folder.parent)}}
     page, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook, resources)
+    page = page.replace("</head>", f"<style>{STYLE}</style></head>", 1)
     executed.with_suffix(".html").write_text(page, encoding="utf-8")
 
 
