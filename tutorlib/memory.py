@@ -138,6 +138,10 @@ class BufferPool:
         limit_bytes: limit of the bytes in use and kept for later requests. Requests may exceed it;
             what is kept beyond it is freed when new memory is needed.
 
+    Attributes:
+        library: of the arrays, as an array library for the code that fills them: NumPy.
+        aligned_rows: rows of a batch begin aligned at each multiple of so many.
+
     Example:
         >>> pool = BufferPool(limit_bytes=2**24)
         >>> first = pool.empty((1000, 100), np.float32)
@@ -149,6 +153,9 @@ class BufferPool:
         >>> pool.empty((1000, 100), np.float32).ctypes.data == address
         True
     """
+
+    library: Any = np
+    aligned_rows = 16  # of 4 bytes at least
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes

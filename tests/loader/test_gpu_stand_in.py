@@ -1,8 +1,11 @@
 """Without a GPU: what `device="gpu"` does, by stand-ins for CuPy and pylibcudf."""
 
+import collections
+import contextlib
 import ctypes
 import functools
 import gc
+import json
 import sys
 import unittest.mock
 
@@ -17,6 +20,7 @@ import tensorflow as tf
 from tests.loader.test_gpu_batches import FORMS, assert_same_batches, chunk_of, loader_of
 from tests.support import cupy_stand_in, pylibcudf_stand_in
 from tests.support.gpu import MISSING
+from tests.support.processes import run
 from tutorlib.columns import Chunk, Masked
 from tutorlib.gpu import batches as bridge
 from tutorlib.gpu import memory as gpu
@@ -33,16 +37,12 @@ FILES = {"row_group_rows": 100, "rows_per_file": 400}
 @pytest.fixture
 def rmm(monkeypatch):
     """Put stand-ins in the place of CuPy, cuDF and RMM, which notes what it is asked."""
-    rmm = unittest.mock.MagicMock()
-    rmm.mr.CudaMemoryResource = rmm.mr.get_current_device_resource = list
-    rooms = ("allocators", "allocators.cupy", "pylibrmm", "pylibrmm.stream")
-    for name in ("rmm", *(f"rmm.{room}" for room in rooms)):
-        monkeypatch.setitem(sys.modules, name, rmm)
-    monkeypatch.setitem(sys.modules, "cupy", cupy_stand_in.cupy)
-    monkeypatch.setitem(sys.modules, "pylibcudf", pylibcudf_stand_in.pylibcudf)
-    pylibcudf_stand_in.calls.clear()
-    cupy_stand_in.freed.clear()
+    modules = {}
+    rmm = cupy_stand_in.install(modules)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(tf, "device", lambda name: contextlib.nullcontext())
     monkeypatch.setattr(gpu, "_left", {})
     for name in ("use_gpu", "gpu_memory_bytes"):
         monkeypatch.setattr(gpu, name, functools.cache(getattr(gpu, name).__wrapped__))
@@ -54,27 +54,97 @@ def columns():
     return chunk_of(1000)
 
 
-@pytest.mark.parametrize("batch_size", [1, 60])
-def test_steps_that_lag_behind_read_whole_batches(rmm, folder, monkeypatch, batch_size):
-    """A loop drops a batch once its step is queued; the step reads it before a wait has ended."""
-    queued, read = [], []
+# ---- how long memory lives -----------------------------------------------------------------------
 
-    def do_steps():
-        for address, want in queued:
+
+class Queue:
+    """Steps that a GPU is to do, in order: each reads a batch that its loop has dropped."""
+
+    def __init__(self):
+        self._steps = collections.deque()
+        self.done = []  # what they have read
+        self.ends = 0  # waits so far
+
+    def put(self, tensor):
+        """Queue a step that reads a tensor."""
+        array = np.asarray(tensor)
+        self._steps.append((array.ctypes.data, array.copy()))
+
+    def mark(self):
+        """Return a wait for what is queued now, as of the backend's stream."""
+        queued = len(self.done) + len(self._steps)
+        return lambda: self.do(queued)
+
+    def do(self, number):
+        """Do the steps up to this number."""
+        self.ends += 1
+        while len(self.done) < number:
+            address, want = self._steps.popleft()
             memory = (ctypes.c_uint8 * want.nbytes).from_address(address)
-            read.append(np.frombuffer(memory, want.dtype).copy())
-            np.testing.assert_array_equal(read[-1], want)
-        queued.clear()
+            self.done.append(np.frombuffer(memory, want.dtype).copy())
+            np.testing.assert_array_equal(self.done[-1], want.ravel())
 
-    monkeypatch.setattr(bridge, "wait_for_gpu", do_steps)
-    for inputs, *_ in loader_of(folder, batch_size, device="gpu"):
-        array = np.asarray(inputs["row"])[:, 0]
-        queued.append((array.ctypes.data, array.copy()))
-        del inputs, array, _
+
+@pytest.mark.parametrize("form", ["nnzs", "padded", "stacked"])
+@pytest.mark.parametrize("batch_size", [1, 60])
+def test_steps_that_lag_behind_read_whole_batches(rmm, folder, monkeypatch, batch_size, form):
+    """A loop drops a batch once its step is queued; the step reads it before a wait has ended."""
+    steps = Queue()
+    monkeypatch.setattr(bridge, "_mark", steps.mark)
+    rows = 0
+    for batch in loader_of(folder, batch_size, device="gpu", **FORMS[form]):
+        for tensor in tf.nest.flatten(batch):
+            if len(tensor):
+                steps.put(tensor)
+        rows += len(batch[2])
+        del batch, tensor
     gc.collect()
-    do_steps()
-    assert sorted(np.concatenate(read)) == [*range(1000)]
+    lag = len(steps._steps)
+    steps.do(len(steps.done) + lag)
+    assert rows == 1000
+    assert lag > 0
     assert cupy_stand_in.freed  # not all is kept to the end
+
+
+def test_whoever_holds_batches_has_them_and_what_is_dropped_is_freed(rmm, folder, monkeypatch):
+    """Some batches are held over epochs; the memory of all others is given back."""
+    steps = Queue()
+    monkeypatch.setattr(bridge, "_mark", steps.mark)
+    held = []
+    loader = loader_of(folder, 60, device="gpu")
+    sizes = []
+    for _ in range(4):
+        for number, (inputs, *_) in enumerate(loader):
+            if number == 3:
+                held.append((inputs, {n: np.array(t) for n, t in inputs.items()}))
+            del inputs, _
+        sizes.append(sum(block.nbytes for block in cupy_stand_in.freed))
+    for inputs, want in held:
+        for name, tensor in inputs.items():
+            np.testing.assert_array_equal(tensor, want[name])
+    growth = np.diff(sizes)
+    assert min(growth) > 0.8 * max(growth)  # of each epoch
+    del inputs, held, tensor
+    gc.collect()
+    loader.close()
+    assert not bridge.memory._dropped
+    assert not bridge.memory._noted
+
+
+def test_a_reader_waits_for_what_was_queued_a_chunk_before(rmm, folder, monkeypatch):
+    """So training goes on: a wait for all that is queued would leave the GPU without work."""
+    steps = Queue()
+    monkeypatch.setattr(bridge, "_mark", steps.mark)
+    lags = []
+    loader = loader_of(folder, 60, device="gpu", threads=1)
+    loader.close()
+    for inputs, *_ in loader:
+        steps.put(inputs["row"])
+        lags.append(len(steps._steps))
+        del inputs, _
+    assert len(loader._any_plan().chunks) > 3
+    assert min(lags) > 0
+    assert steps.ends > 2
 
 
 def test_memory_that_a_backend_will_take_is_not_free(rmm, monkeypatch):
@@ -144,26 +214,174 @@ def test_too_little_memory_says_where_and_what_to_do(rmm, folder, monkeypatch):
         list(loader_of(folder, device="gpu", buffer_size=1000))
 
 
-def test_neither_row_groups_nor_columns_bring_more_copies_to_the_host(rmm, tmp_path, monkeypatch):
-    copied, get = [], cupy_stand_in.ndarray.get
-    monkeypatch.setattr(
-        cupy_stand_in.ndarray, "get", lambda self: copied.append(self.shape) or get(self)
-    )
-    costs = []
-    for count, row_group_rows in ((3, 1000), (3, 50), (40, 50)):
-        names = [f"c{number}" for number in range(count)]
-        columns = {n: np.arange(4000) % 7 for n in names} | {"x": np.arange(4000.0)}
-        path = tmp_path / f"{count} {row_group_rows}"
-        with ParquetSink(path, row_group_rows=row_group_rows, rows_per_file=1000) as sink:
-            sink.write(Chunk(columns))
-        ids = [Column(name, "categorical", "int64", cardinality=7) for name in names]
-        schema = Schema([*ids, Column("x", "continuous", "float64")])
-        settings = {"schema": schema, "device": "gpu", "buffer_size": 1000, "parts_per_chunk": 4}
-        copied.clear()
-        pylibcudf_stand_in.calls.clear()
-        assert len(list(loader_of(path, 128, **settings))) == 32
-        costs.append((len(copied), len(pylibcudf_stand_in.calls)))
-    assert costs == [(2, 1)] * 3  # the ends of ids, and those of x, of the one chunk
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])  # of libcudf; of RMM's allocator
+def test_a_gpu_that_has_failed_is_not_taken_for_a_bad_file(rmm, folder, monkeypatch, kind):
+    """Every call fails then: neither the files nor less memory are the remedy."""
+    calls = []
+
+    def broken(options, stream):
+        calls.append(options)
+        raise kind("Fatal CUDA error encountered at: x.cu:1: 700 cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(pylibcudf_stand_in.pylibcudf.io.parquet, "read_parquet", broken)
+    with pytest.raises(kind, match="cudaErrorIllegalAddress") as error:
+        list(loader_of(folder, device="gpu", buffer_size=1000, threads=1))
+    assert type(error.value) is kind
+    assert "smaller memory_budget" not in str(error.value)
+    assert len(calls) <= 2  # no row group is tried again
+    assert any("the GPU failed" in note for note in error.value.__notes__)
+
+
+# ---- calls: each costs a GPU more than most of what it does --------------------------------------
+
+# Of a chunk of 40 columns of 4 bytes, and of a batch; waits are for all that threads have queued.
+CALLS_OF_A_CHUNK = {
+    "jax": {
+        "columns": {"kernels": 51, "allocations": 13, "exports": 2, "waits": 4},
+        "stacked": {"kernels": 55, "allocations": 18, "exports": 3, "waits": 4},
+    },
+    "tensorflow": {  # ids become int64
+        "columns": {"kernels": 77, "allocations": 39, "exports": 40 * 32, "waits": 4},
+        "stacked": {"kernels": 81, "allocations": 44, "exports": 3 * 32, "waits": 4},
+    },
+}
+COPIES = {"copies to the host": 2, "copies to the device": 1}  # the ends of two dtypes; the order
+
+
+def of_40_columns(folder, row_group_rows=128):
+    """Write 8 files of 512 rows; return the schema."""
+    rows = 32 * 128
+    names = [f"c{number}" for number in range(40)]
+    columns = {name: np.arange(rows, dtype=np.int32) % 97 for name in names[:26]}
+    columns |= {name: np.arange(rows, dtype=np.float32) for name in names[26:]}
+    with ParquetSink(folder, row_group_rows=row_group_rows, rows_per_file=512) as sink:
+        sink.write(Chunk(columns))
+    ids = [Column(name, "categorical", "int32", cardinality=97) for name in names[:26]]
+    numbers = [Column(name, "continuous", "float32") for name in names[26:39]]
+    return Schema([*ids, *numbers, Column("c39", "label", "float32")])
+
+
+def calls_of(folder, schema, layout):
+    """Return {what: number of calls} for a chunk of all rows, in 32 batches."""
+    settings = {"device": "gpu", "buffer_size": 4096, "parts_per_chunk": 1, "threads": 1}
+    loader = KerasSequenceLoader(folder, 128, schema=schema, batch_layout=layout, **settings)
+    cupy_stand_in.counts.clear()
+    pylibcudf_stand_in.calls.clear()
+    assert len(list(loader)) == 32
+    ((*sources,),) = pylibcudf_stand_in.calls
+    assert len({path for path, _ in sources}) == len(sources) == 8  # each footer once
+    return dict(cupy_stand_in.counts)
+
+
+@pytest.mark.parametrize("layout", ["columns", "stacked"])
+def test_calls_of_a_chunk_are_within_their_budget(rmm, layout, tmp_path):
+    schema = of_40_columns(tmp_path / "data")
+    made = calls_of(tmp_path / "data", schema, layout)
+    budget = {**CALLS_OF_A_CHUNK["tensorflow"][layout], **COPIES}
+    assert {what: made[what] for what in budget} == budget
+
+
+def test_neither_row_groups_nor_files_bring_more_calls(rmm, tmp_path):
+    made = []
+    for row_group_rows in (128, 32):
+        folder = tmp_path / str(row_group_rows)
+        schema = of_40_columns(folder, row_group_rows)
+        made.append(calls_of(folder, schema, "columns"))
+    assert made[0] == made[1]
+
+
+# ---- on JAX, in a process of its own -------------------------------------------------------------
+
+ON_JAX = """
+import collections, dataclasses, gc, json, sys
+import jax, keras, numpy as np
+from tests.support import cupy_stand_in
+cupy_stand_in.install(sys.modules)
+jax.default_backend = lambda: "gpu"
+from tests.loader.test_gpu_stand_in import calls_of, of_40_columns
+from tests.loader.test_gpu_batches import FORMS, loader_of
+from tutorlib.keras_bridge import backend
+
+folder, other = sys.argv[1:]
+said = {"calls": {}, "batches": 0}
+
+def arrays(batch):
+    return [(k, np.asarray(v)) for k, v in keras.tree.flatten_with_path(batch)]
+
+def same(ours, theirs, kinds):
+    for one, want in zip(ours, theirs, strict=True):
+        said["batches"] += 1
+        kinds.update(type(leaf).__module__.split(".")[0] for leaf in keras.tree.flatten(one))
+        for (path, array), (place, values) in zip(arrays(one), arrays(want), strict=True):
+            assert path == place
+            np.testing.assert_array_equal(array, values, strict=True)
+
+held = []  # outlive the memory they were cut from
+for form in FORMS:
+    for batch_size in (7, 64, 300):
+        for device in ("gpu", "cpu"):
+            kinds = set()
+            ours = loader_of(folder, batch_size, device=device, **FORMS[form])
+            theirs = loader_of(folder, batch_size, **FORMS[form])
+            for _ in range(2):
+                batches = list(ours)
+                same(batches, list(theirs.as_numpy()), kinds)
+                held.append((batches[0], arrays(batches[0])))
+            assert "jaxlib" in kinds, kinds
+            rest = loader_of(folder, batch_size, device=device, **FORMS[form])
+            after = iter(ours)
+            for _ in range(min(2, len(ours) - 1)):
+                next(after)
+            rest.load_state_dict(ours.state_dict())
+            same(rest, list(after), kinds)
+            del batches, after
+gc.collect()
+assert cupy_stand_in.freed
+for batch, want in held:
+    for (_, array), (_, values) in zip(arrays(batch), want, strict=True):
+        np.testing.assert_array_equal(array, values)
+
+schema = of_40_columns(other)
+compiled = backend._compiled_cut()
+for layout in ("columns", "stacked"):
+    jax.clear_caches()
+    said["calls"][layout] = calls_of(other, schema, layout)
+    assert compiled._cache_size() == 1
+given = []
+put = jax.device_put
+jax.device_put = lambda x, *a, **k: given.append(len(x) if isinstance(x, list) else 0) or put(x)
+loader = loader_of(other, 128, schema=schema, buffer_size=2048, parts_per_chunk=1, shuffle=False)
+assert len(list(loader)) == 32
+said["given"] = [count for count in given if count]
+
+# rows that a chunk does not end with, and an order of the files that row groups do not have
+losses = []
+for device in ("gpu", "cpu", "numpy"):
+    jax.default_backend = lambda: "cpu" if device == "numpy" else "gpu"
+    loader = loader_of(other, 50, schema=schema, device="cpu" if device == "numpy" else device)
+    keras.utils.set_random_seed(0)
+    inputs = {n: keras.Input((1,), name=n) for n in schema.features.names}
+    x = keras.layers.Concatenate()([keras.ops.cast(v, "float32") / 4096 for v in inputs.values()])
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    losses.append(model.fit(loader, epochs=2, verbose=0).history["loss"])
+said["losses"] = losses
+print(json.dumps(said))
+"""
+
+
+def test_on_jax_batches_are_cut_out_of_parts(folder, tmp_path):
+    """Equal bit for bit to those of the CPU, made on either device; in few calls; also in `fit`."""
+    pytest.importorskip("jax")
+    environment = {"KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    said = json.loads(run(ON_JAX, folder, tmp_path / "other", **environment).splitlines()[-1])
+    assert said["batches"] > 500
+    for layout, budget in CALLS_OF_A_CHUNK["jax"].items():
+        made = said["calls"][layout]
+        assert {what: made[what] for what in budget} == budget
+        assert {what: made[what] for what in COPIES} == COPIES
+    assert said["given"] == [40] * 2  # arrays of the host, once a chunk
+    assert said["losses"][0] == said["losses"][1] == pytest.approx(said["losses"][2], rel=1e-5)
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -8,17 +8,18 @@ on a CPU, and raises where a GPU would, or where one would go on with wrong valu
 * a device's array where NumPy wants one of its own, or Python an index;
 * several values written to one place, of which any may stay.
 
-Work is queued on a thread's stream and done once that thread waits for it; `exported` tells whether
-another library would read an array too early. Memory begins at a multiple of 64 bytes, and
-DLPack gets the strides of views, as from CuPy and RMM. Memory that is given back is overwritten
-(POISON), as by whoever gets it next, and stays in `freed`: whoever still reads it sees that.
+Work is queued on the one stream that all threads share, and done once a thread waits for it;
+`exported` tells whether another library would read an array too early. Memory begins at a multiple
+of 64 bytes, and DLPack gets the strides of views, as from CuPy and RMM. Memory that is given back
+is overwritten (POISON), as by whoever gets it next, and stays in `freed`: whoever still reads it
+sees that. `counts` has the numbers of kernels, allocations, views, exports, copies and waits.
 
 Read from the sources of CuPy 14.2; tests marked gpu run the same with CuPy itself.
 """
 
+import collections
 import itertools
 import operator
-import threading
 import types
 import unittest.mock
 
@@ -27,24 +28,27 @@ import numpy as np
 from tutorlib.memory import aligned_empty, is_aligned
 
 cupy = types.ModuleType("cupy")
-stream = threading.local()  # with `queue`: work that this thread has not waited for
+stream = collections.deque()  # work that nobody has waited for
+counts = collections.Counter()
 exported = []  # for each array that went to another library, whether it is still to be made
 freed = []  # memory that was given back: uint8 arrays full of POISON
 POISON = 0xA5
 
 
 def synchronize():
-    """Wait for this thread's stream."""
-    for work in vars(stream).pop("queue", ()):
-        work.clear()
+    """Wait for all that is queued so far."""
+    counts["waits"] += 1
+    for _ in range(len(stream)):
+        stream.popleft().clear()
 
 
 def _launch(work):
+    counts["kernels"] += 1
     work.add("queued")
-    vars(stream).setdefault("queue", []).append(work)
+    stream.append(work)
 
 
-class _Memory:
+class Memory:
     """Memory of an array and of its views, and of tensors made of them: the last one frees it."""
 
     def __init__(self, shape, dtype):
@@ -57,15 +61,31 @@ class _Memory:
         freed.append(block)
 
 
+class _Unowned:
+    """Memory at an address, of an owner whom an array over it keeps alive."""
+
+    def __init__(self, address, size, owner, device_id):
+        self._owner = owner
+        self.__array_interface__ = address
+
+
+def _over(host):
+    """An array of the device over memory whose values are not known yet."""
+    array = object.__new__(ndarray)
+    array._host, array._work = host, set()
+    return array
+
+
 def _made(host, view_of=None):
     host = np.asarray(host)
     if host.dtype.kind not in "biuf":
         raise ValueError(f"Unsupported dtype {host.dtype}")
-    array = object.__new__(ndarray)
     if view_of is not None and np.may_share_memory(host, view_of._host):
-        array._host, array._work = host, view_of._work
+        counts["views"] += 1
+        array = _over(host)
+        array._work = view_of._work
         return array
-    array._host, array._work = np.asarray(_Memory(host.shape, host.dtype)), set()
+    array = empty(host.shape, host.dtype)
     array._host[...] = host
     _launch(array._work)
     return array
@@ -98,8 +118,11 @@ class ndarray:
     __hash__ = None
 
     def __new__(cls, shape, dtype, memptr):
-        """Return an array over memory of another library: that of pylibcudf's stand-in."""
-        return _made(memptr.array.view(dtype).reshape(shape))
+        """Return an array over memory of `alloc`, or of pylibcudf's stand-in."""
+        counts["wrapped"] += 1
+        memory = np.asarray(memptr).reshape(-1).view(np.uint8)
+        size = np.prod(shape, dtype=int) * np.dtype(dtype).itemsize
+        return _over(memory[:size].view(dtype).reshape(shape))
 
     dtype, shape, ndim, size, nbytes, itemsize = (
         property(operator.attrgetter(f"_host.{name}"))
@@ -118,13 +141,20 @@ class ndarray:
             "a NumPy array explicitly."
         )
 
-    def __dlpack__(self, stream=None):
+    def __dlpack_device__(self):
+        return 1, 0  # what it is in truth: memory of the host
+
+    def __dlpack__(self, stream=None, max_version=None, dl_device=None, copy=None):
+        assert stream == -1, "it would wait for what all readers have queued"
         assert is_aligned(self._host), "TensorFlow would end the process"
+        assert self._host.flags.c_contiguous, "TensorFlow and JAX refuse gaps between rows"
+        counts["exports"] += 1
         exported.append(self._work)
         return self._host.__dlpack__()
 
     def get(self):
         """Return a copy in the host's memory."""
+        counts["copies to the host"] += 1
         synchronize()
         return self._host.copy()
 
@@ -215,14 +245,34 @@ def _function(name, parameters):
             raise TypeError("Output dtype or shape mismatch")
         if not np.can_cast(made.dtype, out.dtype, "same_kind"):
             raise TypeError(f"output of {made.dtype} cannot be cast to {out.dtype}")
-        out[...] = _made(made)
+        out._host[...] = made
+        _launch(out._work)
         return out
 
     return function
 
 
 def asarray(a):
-    return a if isinstance(a, ndarray) else _made(np.array(a))  # a copy, in the device's memory
+    if isinstance(a, ndarray):
+        return a
+    counts["copies to the device"] += 1
+    array = _made(np.array(a))
+    synchronize()  # as from memory of the host that the system may move
+    return array
+
+
+class alloc:
+    """A pointer to memory, which it keeps alive."""
+
+    def __init__(self, size):
+        counts["allocations"] += 1
+        self._memory = Memory((size,), np.uint8)
+        self.ptr = self._memory.__array_interface__
+
+
+def empty(shape, dtype):
+    counts["allocations"] += 1
+    return _over(np.asarray(Memory(shape, dtype)))
 
 
 def _creator(name):
@@ -245,14 +295,32 @@ def _fill():
         setattr(cupy, name, _function(name, known))
     for name in ("all", "max", "min"):
         setattr(ndarray, name, getattr(cupy, name))
-    for name in ("arange", "empty", "ones", "zeros"):
+    for name in ("arange", "ones", "zeros"):
         setattr(cupy, name, _creator(name))
     cupy.asarray, cupy.ndarray, cupy.__getattr__ = asarray, ndarray, _not_listed
-    cupy.cuda = unittest.mock.MagicMock()
-    cupy.cuda.UnownedMemory = lambda ptr, size, owner, device_id: ptr
+    cupy.cuda, cupy.empty = unittest.mock.MagicMock(), empty
+    cupy.cuda.alloc = alloc
+    cupy.cuda.UnownedMemory = _Unowned
     cupy.cuda.MemoryPointer = lambda memory, offset: memory
     cupy.cuda.get_current_stream.return_value.synchronize = synchronize
     cupy.cuda.runtime.memGetInfo.return_value = 60 * 2**30, 80 * 2**30  # free, total
+
+
+def install(modules):
+    """Put stand-ins in the places of CuPy, pylibcudf and RMM; return that of RMM, a mock."""
+    from tests.support import pylibcudf_stand_in
+
+    rmm = unittest.mock.MagicMock()
+    rmm.mr.CudaMemoryResource = rmm.mr.get_current_device_resource = list
+    for name in ("rmm", "rmm.allocators", "rmm.allocators.cupy", "rmm.pylibrmm"):
+        modules[name] = rmm
+    modules["rmm.pylibrmm.stream"] = rmm
+    modules["cupy"] = cupy
+    modules["pylibcudf"] = pylibcudf_stand_in.pylibcudf
+    pylibcudf_stand_in.calls.clear()
+    freed.clear()
+    counts.clear()
+    return rmm
 
 
 _fill()

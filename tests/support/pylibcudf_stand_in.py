@@ -14,6 +14,7 @@ import types
 import numpy as np
 import pyarrow.parquet as pq
 
+from tests.support.cupy_stand_in import Memory
 from tutorlib.columns import Chunk, Ragged, valid_of, values_of
 
 pylibcudf = types.ModuleType("pylibcudf")
@@ -22,15 +23,13 @@ NUMBERS = "INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT32 FLOAT64"
 TypeId = enum.Enum("TypeId", f"LIST BOOL8 {NUMBERS}")
 
 
-class Memory:
-    """Memory of a column; it is its own address."""
+class Buffer:
+    """Memory of a column."""
 
     def __init__(self, array):
-        self.array, self.size = array, array.nbytes
-
-    @property
-    def ptr(self):
-        return self
+        self._memory = Memory(array.shape, array.dtype)
+        np.asarray(self._memory)[...] = array
+        self.ptr, self.size = self._memory.__array_interface__, array.nbytes
 
 
 class Column:
@@ -48,7 +47,7 @@ class Column:
         return len(self._column)
 
     def data(self):
-        return Memory(self._column)
+        return Buffer(self._column)
 
     def list_view(self):
         values, offsets = self._column.values, self._column.offsets.astype(np.int32)

@@ -1,7 +1,8 @@
-"""Batches made on a GPU: refuse, decode, gather, and hand over to Keras's backend.
+"""Batches made on a GPU: refuse, decode, gather, make tensors, and free memory when it is right.
 
-Steps are few and large. One call decodes all row groups of a chunk, one task gathers all its
-columns. What is found wrong is read again on the CPU, whose error names a place.
+Calls cost more than the work they do, so they are few. One decodes all row groups of a chunk. All
+columns of a dtype are gathered into one array, a call for each, and their bounds are found by two.
+What is found wrong is read again on the CPU, whose error names a place.
 
 Written for pylibcudf 26.10. It reads the files (with KvikIO, directly into GPU memory where the
 system has GPUDirect Storage), decompresses and decodes them on the stream of the calling thread.
@@ -14,8 +15,10 @@ everything else is refused when the loader is made, or as soon as it is found.
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,9 +28,8 @@ import pyarrow as pa
 
 from tutorlib.arrays import one_array
 from tutorlib.keras_bridge.backend import tensorflow_maker
-from tutorlib.loader.layout import Layout, Lists
-from tutorlib.loader.pipeline import Submit
-from tutorlib.loader.plan import ChunkPlan
+from tutorlib.loader.layout import Field, Layout, Lists
+from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange
 from tutorlib.memory import LESS_MEMORY
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.parquet.files import ParquetRows
@@ -91,82 +93,191 @@ def refuse_unreadable(
         )
 
 
-# ---- the tasks of a chunk ------------------------------------------------------------------------
+# ---- a chunk ------------------------------------------------------------------------------------
 
 
-def begin_on_gpu(
-    reader: Any,
-    submit: Submit,
-    chunk: ChunkPlan,
-    parts: Sequence[object],
-    order: Future[np.ndarray | None],
-) -> list[Future[Columns] | Future[None]]:
-    """Submit the tasks that make the parts of a chunk, and return them.
+def decoded_rows(source: ParquetSource, plan: EpochPlan, chunk: ChunkPlan) -> np.ndarray:
+    """Return where the rows of a chunk, in its order, are among all that are decoded for it."""
+    firsts = {}
+    first = 0
+    for row_range in _in_order_of_files(chunk):
+        firsts[row_range.row_group] = first
+        stored, index = source.stored(row_range.row_group)
+        first += stored.row_counts[index]
+    rows = []
+    for row_range in chunk.row_ranges:
+        begin = firsts[row_range.row_group]
+        rows.append(np.arange(begin + row_range.start, begin + row_range.stop))
+    order = plan.order(chunk.index)
+    return np.concatenate(rows) if order is None else np.concatenate(rows)[order]
+
+
+def make_parts(
+    reader: Any, chunk: ChunkPlan, parts: Sequence[Any], order: Future[np.ndarray]
+) -> None:
+    """Make the arrays of all columns in all parts of a chunk.
 
     Args:
         reader: `ChunkReader` of the pass.
-        submit: of a pool that is first in, first out.
         chunk: the chunk.
         parts: `Part` of each segment, to be filled.
-        order: gives the order of the chunk's rows, or None.
+        order: gives the `decoded_rows`.
     """
-    decoding = submit(_decode, reader, chunk)
-    return [decoding, submit(_gather, reader, chunk, parts, order, decoding)]
+    import cupy
 
-
-def _decode(reader: Any, chunk: ChunkPlan) -> Columns:
-    """Return all columns of the chunk's row groups, decoded in one call."""
-    groups = [row_range.row_group for row_range in chunk.row_ranges]
+    layout = reader.layout
+    numbers = [row_range.row_group for row_range in _in_order_of_files(chunk)]
     try:
         with reader.stopwatch.timing("read"):
-            return decode(reader.source, groups, reader.columns)
+            columns = decode(reader.source, numbers, reader.columns)
     except ParquetError:
         _name_fault(reader, chunk)
         raise
-
-
-def _gather(
-    reader: Any,
-    chunk: ChunkPlan,
-    parts: Sequence[object],
-    order: Future[np.ndarray | None],
-    decoding: Future[Columns],
-) -> None:
-    """Make the arrays of all columns in all parts."""
-    columns: Any = decoding.result()  # none has nulls if they are not refused
-    layout = reader.layout
-    gatherer = reader.gatherer
-    place = reader.source.errors_at(chunk.row_ranges[0])
-    with reader.stopwatch.timing("gather"), place:
-        if refused(columns, layout):
+    rows = order.result()
+    with reader.stopwatch.timing("gather"), reader.source.errors_at(chunk.row_ranges[0]):
+        reader.pool.free_dropped()
+        is_fit = _has_kinds(columns, layout)
+        if is_fit:
+            ends = Ends()
+            slots = _slots(parts, rows, reader.pool.aligned_rows)
+            for fields in groups(layout):
+                _gather_group(fields, columns, slots, parts, ends, reader)
+            places = cupy.asarray(rows) if layout.ragged else None
+            for name, column in layout.ragged.items():
+                lists: Any = columns[name]
+                ends.note(lists.values, layout.bounds(column))
+                if layout.multi_hot.max_length is not None:
+                    ends.note(cupy.diff(lists.offsets), (0, layout.multi_hot.max_length))
+                values = lists.values.astype(layout.dtypes[name], copy=False)
+                reader.gatherer.gather_lists(name, Lists(values, lists.offsets), parts, places)
+            is_fit = ends.are_within()
+        if not is_fit:
             _name_fault(reader, chunk)
             raise ValueError("cuDF reads values that Arrow does not find. Use device='cpu'")
-        places = _places(reader, chunk, order.result())
-        for field in layout.fields:
-            rows = len(columns[field.columns[0].name])
-            matrix = gatherer.empty((rows, field.width), field.dtype)
-            for number, column in enumerate(field.columns):
-                matrix[:, number] = columns[column.name]
-            gatherer.gather_rows(field, matrix, parts, places)
-        for name in layout.ragged:
-            lists = columns[name]
-            values = lists.values.astype(layout.dtypes[name], copy=False)
-            gatherer.gather_lists(name, Lists(values, lists.offsets), parts, places)
-        gatherer.library.cuda.get_current_stream().synchronize()  # consumers have their own
+        cupy.cuda.get_current_stream().synchronize()  # consumers have streams of their own
 
 
-def _places(reader: Any, chunk: ChunkPlan, order: np.ndarray | None) -> Array | None:
-    """Return an order on the GPU, as places among all rows of the chunk's row groups."""
-    places = []
+def _in_order_of_files(chunk: ChunkPlan) -> list[RowRange]:
+    """Return the row ranges so that each file comes once: cuDF reads its footer for each time."""
+    return sorted(chunk.row_ranges, key=lambda row_range: row_range.row_group)
+
+
+def groups(layout: Layout) -> list[list[Field]]:
+    """Return the fields by dtype and width; the weights, which lose an axis, by themselves."""
+    together: dict[Any, list[Field]] = {}
+    for field in layout.fields:
+        key = field.dtype, field.width, field.name in layout.weights
+        together.setdefault(key, []).append(field)
+    return list(together.values())
+
+
+def _slots(parts: Sequence[Any], rows: np.ndarray, aligned_rows: int) -> Array:
+    """Return the row of each place of all batches and pieces, int64 [slots, stride].
+
+    A slot is a batch or a piece of one. Places behind its rows repeat a row, so that they change
+    no bounds.
+    """
+    import cupy
+
+    stride = -(-max(part.rows for part in parts) // aligned_rows) * aligned_rows
+    slots = np.full((sum(part.segment.batches or 1 for part in parts), stride), rows[0])
     first = 0
-    for row_range in chunk.row_ranges:
-        places.append(np.arange(first + row_range.start, first + row_range.stop))
-        stored, index = reader.source.stored(row_range.row_group)
-        first += stored.row_counts[index]
-    if first > chunk.num_rows:  # another rank or nobody has the rest of a row group
-        rows = np.concatenate(places)
-        order = rows if order is None else rows[order]
-    return None if order is None else reader.gatherer.library.asarray(order)
+    for part in parts:
+        count = part.segment.batches or 1
+        chosen = rows[part.segment.start : part.segment.stop]
+        slots[first : first + count, : part.rows] = chosen.reshape(count, part.rows)
+        first += count
+    return cupy.asarray(slots)
+
+
+def _gather_group(
+    fields: Sequence[Field],
+    columns: Mapping[str, Any],
+    slots: Array,
+    parts: Sequence[Any],
+    ends: Ends,
+    reader: Any,
+) -> None:
+    """Gather fields of a dtype and width into one array [slots, fields, stride, width]."""
+    import cupy
+
+    dtype, width = fields[0].dtype, fields[0].width
+    layout = reader.layout
+    gathered = reader.pool.empty((len(slots), len(fields), slots.shape[1], width), dtype)
+    bounds = []
+    has_changed = []
+    for number, field in enumerate(fields):
+        for place, column in enumerate(field.columns):
+            values = columns[column.name]
+            bounds.append(layout.bounds(column))
+            has_changed.append(not np.can_cast(values.dtype, dtype))
+            if has_changed[-1]:  # the cast may change a value
+                ends.note(values, bounds[-1])
+            values = values.astype(dtype, copy=False)
+            cupy.take(values, slots, out=gathered[:, number, :, place])
+    if not all(has_changed):  # first along the rows of a slot, for which CUB has a kernel
+        ends.note(gathered[..., 0] if width == 1 else gathered, *bounds, axes=(2, 0))
+    names = tuple(field.name for field in fields)
+    first = 0
+    for part in parts:
+        count = part.segment.batches or 1
+        part.scalars[names] = gathered[first : first + count]
+        first += count
+
+
+def _has_kinds(columns: Mapping[str, Any], layout: Layout) -> bool:
+    """Return whether no column has nulls, or fractions where a batch has integers."""
+    for column in layout.columns:
+        values = columns[column.name]
+        values = values.values if isinstance(values, Lists) else values
+        if values is None or (values.dtype.kind, layout.dtypes[column.name].kind) == ("f", "i"):
+            return False
+    return True
+
+
+class Ends:
+    """The smallest and largest values of columns, which come to the host in a copy a dtype."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[np.dtype, list[tuple[float, float]]] = {}
+        self._least: dict[np.dtype, list[Array]] = {}
+        self._most: dict[np.dtype, list[Array]] = {}
+
+    def note(
+        self,
+        values: Array,
+        *bounds: tuple[float, float],
+        axes: tuple[int | None, ...] = (None,),
+    ) -> None:
+        """Find the ends of the values of each column, that must be within its bounds.
+
+        Args:
+            values: of one column, or an array of several.
+            *bounds: (smallest, largest) of each column.
+            axes: axes of `values` that are not of the columns, one after the other; None for all.
+        """
+        if not values.size:
+            return
+        least = most = values
+        for axis in axes:
+            least = least.min(axis=axis)
+            most = most.max(axis=axis)
+        self._bounds.setdefault(values.dtype, []).extend(bounds)
+        self._least.setdefault(values.dtype, []).append(least.reshape(-1))
+        self._most.setdefault(values.dtype, []).append(most.reshape(-1))
+
+    def are_within(self) -> bool:
+        """Return whether all values are within their bounds; a NaN is within none."""
+        import cupy
+
+        for dtype, bounds in self._bounds.items():
+            ends = cupy.concatenate(self._least[dtype] + self._most[dtype]).get()
+            for (low, high), least, most in zip(
+                bounds, ends[: len(bounds)], ends[len(bounds) :], strict=True
+            ):
+                if not (low <= least and most <= high):
+                    return False
+        return True
 
 
 def _name_fault(reader: Any, chunk: ChunkPlan) -> None:
@@ -187,7 +298,7 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
 
     Args:
         source: the files, of which nothing is refused.
-        numbers: of the row groups, at least one.
+        numbers: of the row groups, at least one, those of a file one after the other.
         names: columns.
 
     Returns:
@@ -201,7 +312,6 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
     import pylibcudf
     from rmm.pylibrmm.stream import Stream
 
-    # A file comes once for each run of its row groups: cuDF keeps the order that is given.
     files: list[Any] = []
     row_groups: list[list[int]] = []
     num_rows = 0
@@ -232,10 +342,13 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
             if column.size() != num_rows:
                 raise EOFError(f"not the {num_rows} rows of the footer")
             columns[name] = _column(column, source.arrow_schema.field(name).type)
-        stream.synchronize()  # another thread may use them on its own stream
         return columns
-    except (RuntimeError, ValueError, LookupError, OSError, EOFError, MemoryError) as error:
-        in_cuda = "out of memory" in str(error) or "MemoryAllocation" in str(error)  # not in RMM
+    except Exception as error:  # pylibcudf raises many kinds
+        text = str(error)
+        in_cuda = "out of memory" in text or "MemoryAllocation" in text  # not in RMM
+        if "cudaError" in text and not in_cuda:  # of this process, whatever is read; RMM hides it
+            error.add_note(f"found while {place} was read, but the GPU failed before or beside it")
+            raise
         if isinstance(error, MemoryError) or in_cuda:
             raise MemoryError(f"{error} (in {place}). {LESS_MEMORY}") from error
         raise ParquetError(
@@ -243,38 +356,6 @@ def decode(source: ParquetSource, numbers: Sequence[int], names: Sequence[str]) 
             f"({type(error).__name__}: {error}). Rewrite the files with ParquetSink, or use "
             "device='cpu'"
         ) from error
-
-
-def refused(columns: Mapping[str, Array | Lists | None], layout: Layout) -> bool:
-    """Return whether a batch does not take a value: a null, NaN, one out of bounds, a long list.
-
-    The smallest and largest values come to the host in one copy for all columns of a dtype.
-    """
-    import cupy
-
-    bounds: dict[np.dtype, list[tuple[float, float]]] = {}
-    ends: dict[np.dtype, list[Array]] = {}
-
-    def note(values: Array, low: float, high: float) -> None:
-        if values.size:
-            bounds.setdefault(values.dtype, []).append((low, high))
-            ends.setdefault(values.dtype, []).extend([values.min(), values.max()])
-
-    for column in layout.columns:
-        values = columns[column.name]
-        if isinstance(values, Lists):
-            if layout.multi_hot.max_length is not None:
-                note(cupy.diff(values.offsets), 0, layout.multi_hot.max_length)
-            values = values.values
-        if values is None or (values.dtype.kind, layout.dtypes[column.name].kind) == ("f", "i"):
-            return True
-        note(values, *layout.bounds(column))
-    for dtype, of_columns in ends.items():
-        pairs = cupy.stack(of_columns).get().reshape(-1, 2)
-        for (low, high), (least, most) in zip(bounds[dtype], pairs, strict=True):
-            if not (low <= least and most <= high):  # a NaN is within no bounds
-                return True
-    return False
 
 
 def _column(column: Any, kind: pa.DataType) -> Array | Lists | None:
@@ -319,10 +400,9 @@ _SEES_NO_GPU = (
 def gpu_tensor_maker() -> Callable[[Array], Tensor]:
     """Return a function that makes a tensor of Keras's backend from a CuPy array without a copy.
 
-    For TensorFlow, DLPack is used without stream synchronisation: its stream does not wait for
-    CuPy's, so all work on the array must be done before the tensor is used (`batch_keeper`). The
-    tensor keeps the array's memory alive; it must not be written again before the backend is done
-    with it. TensorFlow and JAX refuse arrays with gaps between their rows.
+    The backend's stream does not wait for CuPy's, so all work on the array must be done before: a
+    wait would be for what all readers have queued. The tensor keeps the array's memory alive.
+    TensorFlow and JAX refuse arrays with gaps between their rows.
 
     Raises:
         ValueError: for a backend other than TensorFlow and JAX, or one that sees no GPU.
@@ -339,64 +419,119 @@ def gpu_tensor_maker() -> Callable[[Array], Tensor]:
 
         if jax.default_backend() != "gpu":
             raise ValueError(_SEES_NO_GPU.format("JAX", "jax[cuda12]"))
-        return jax.dlpack.from_dlpack
+        return lambda array: jax.dlpack.from_dlpack(_Finished(array))
     raise ValueError(
         f"device='gpu' makes batches for Keras on TensorFlow and JAX, not on {backend!r}. Use "
         "device='cpu'"
     )
 
 
-_latest: list[
-    list[Tensor]
-] = []  # batches of the pass that ended last: steps may still work on them
+class _Finished:
+    """An array of CuPy whose values are there already: JAX's stream waits for nobody's work."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**{**options, "stream": -1})
 
 
-def batch_keeper() -> Callable[[list[Tensor]], None]:
-    """Return a function to call with each list of batches before the first of them is used.
+# ---- memory of batches ---------------------------------------------------------------------------
 
-    It waits until CuPy has made them, and keeps them, in a list of its own, while the backend's
-    steps may be working on them. Steps are queued: the backend drops a tensor before the GPU has
-    read it, and a reader would then write to its memory.
+
+class BatchMemory:
+    """Memory of batches on the GPU, freed when no step can still read it.
+
+    Steps are queued: whoever drops the last tensor over some memory may do so before the GPU has
+    read it. So dropped memory is set aside. `free_dropped` lets the backend note how far its queue
+    is, and frees what was dropped before the note of an earlier call, when the GPU has come to it.
+    It is called before each chunk, by a reader thread: training does not wait for it, and the GPU
+    has the steps of a chunk to do meanwhile.
+
+    Attributes:
+        library: of the arrays, as an array library for the code that fills them: CuPy.
+        aligned_rows: rows of a batch begin aligned at each multiple of so many.
     """
-    keeping = _keeping()
-    next(keeping)
-    return keeping.send
+
+    aligned_rows = 64  # of 4 bytes at least; RMM aligns to 256 bytes
+
+    @property
+    def library(self) -> Any:
+        """CuPy."""
+        import cupy
+
+        return cupy
+
+    def __init__(self) -> None:
+        self._dropped: deque[Any] = deque()
+        self._noted: deque[tuple[Callable[[], object], list[Any]]] = deque()
+        self._lock = threading.Lock()  # not taken when memory is dropped, which may be at any time
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an uninitialised array of CuPy, which begins at a multiple of 256 bytes."""
+        import cupy
+
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        owner = _Owner(cupy.cuda.alloc(max(1, nbytes)), self._dropped)
+        memory = cupy.cuda.UnownedMemory(owner.memory.ptr, nbytes, owner, 0)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def free_dropped(self, keep: int = 1) -> None:
+        """Free what was dropped before the latest `keep` calls, and note what was dropped since."""
+        with self._lock:
+            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            try:
+                self._noted.append((_mark(), dropped))
+            except BaseException:
+                self._dropped.extend(dropped)
+                raise
+            while len(self._noted) > keep:
+                self._noted[0][0]()
+                self._noted.popleft()
 
 
-def _keeping() -> Generator[None, list[Tensor]]:
-    import cupy
+class _Owner:
+    """Owns some memory; the last array or tensor over it sets the memory aside."""
 
-    held: list[list[Tensor]] = []
-    try:
-        while True:
-            held.append([*(yield)])  # the caller takes the batches out of its list
-            cupy.cuda.get_current_stream().synchronize()
-            if len(held) > 3:  # Keras on JAX takes a batch ahead: its step may not be queued yet
-                wait_for_gpu()
-                del held[:-2]
-    finally:
-        if sys is not None and not sys.is_finalizing():  # at the end of the program it may be None
-            wait_for_gpu()
-        _latest[:] = held[-2:]
+    def __init__(self, memory: Any, dropped: deque[Any]) -> None:
+        self.memory = memory
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.memory)
+
+
+memory = BatchMemory()  # of all loaders: they share the GPU's queue
+
+
+def _mark() -> Callable[[], object]:
+    """Return a wait for all that the backend has queued on the first GPU; it may wait for more.
+
+    JAX queues a small computation, and its end is waited for. TensorFlow can only wait for all that
+    is queued when the wait begins. Neither waits for the whole GPU: CUDA forbids that while a
+    thread records a CUDA graph, as XLA does for steps that it compiles.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return _wait_for_tensorflow
+    import jax
+
+    with jax.ensure_compile_time_eval():  # memory may be freed while a function is traced
+        return _jax_mark()().block_until_ready
+
+
+def _wait_for_tensorflow() -> None:
+    import tensorflow as tf
+
+    with tf.init_scope():  # as above
+        tf.test.experimental.sync_devices()
 
 
 def wait_for_gpu() -> None:
-    """Wait until Keras's backend has done all work that was queued on the first GPU.
-
-    It waits for the backend's own stream, not for the whole GPU: CUDA forbids that while a thread
-    records a CUDA graph, as XLA does for steps that it compiles.
-    """
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        with tf.init_scope():  # memory may be released while a function is traced
-            tf.test.experimental.sync_devices()
-    elif backend == "jax":
-        import jax
-
-        with jax.ensure_compile_time_eval():  # as above
-            _jax_mark()().block_until_ready()
+    """Wait until Keras's backend has done all work that was queued on the first GPU."""
+    _mark()()
 
 
 @functools.cache

@@ -6,19 +6,24 @@ of them. What reader threads do is in chunks.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tutorlib.checks import check_integer, differences
-from tutorlib.keras_bridge.backend import refuse_tracing, tensor_maker, unstacking_maker
-from tutorlib.loader.chunks import Gatherer, Part
+from tutorlib.keras_bridge.backend import (
+    cut_batch,
+    cuts_batches,
+    device_arrays,
+    refuse_tracing,
+    tensor_maker,
+    unstacking_maker,
+)
+from tutorlib.loader.chunks import CONVERT_BATCHES, Gatherer, HandOver, Part
 from tutorlib.loader.layout import PAD, Layout, Lists
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
-from tutorlib.memory import aligned_empty
-
-CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 
 
 class Position(NamedTuple):
@@ -202,31 +207,39 @@ class BatchMaker:
     Args:
         layout: how the columns lie in a batch.
         stopwatch: adds up rows, batches and the seconds of "convert".
-        library: numpy, or cupy for arrays on a GPU.
+        pool: the memory of batches.
         as_numpy: whether batches are NumPy arrays instead of tensors; not on a GPU.
+
+    Attributes:
+        hand_over: gives the batches of a part to JAX at once; a compiled call then cuts each of
+            them. None on other backends, on which a batch is a view of the part.
     """
 
     def __init__(
         self,
         layout: Layout,
         stopwatch: Stopwatch,
+        pool: Any,
         *,
-        library: Any = np,
         as_numpy: bool = False,
     ) -> None:
         self._layout = layout
         self._stopwatch = stopwatch
-        self._library = library
+        self._pool = pool
+        self._on_gpu = pool.library is not np
         self._tensor: Callable[[Any], Any] = (lambda array: array) if as_numpy else tensor_maker()
-        self._keep: Callable[[list[Any]], None] | None = None
-        if library is not np:
-            from tutorlib.gpu.batches import batch_keeper, gpu_tensor_maker
-
-            self._keep = batch_keeper()
-            self._tensor = gpu_tensor_maker()
         self._tensors: Callable[[Any], Sequence[Any]] = lambda a: list(map(self._tensor, a))
-        if not as_numpy and library is np:
+        give: Callable[[list[Any]], list[Any]] = device_arrays
+        if self._on_gpu:
+            from tutorlib.gpu.batches import gpu_tensor_maker
+
+            self._tensor = gpu_tensor_maker()
+            give = self._tensors
+        elif not as_numpy:
             self._tensors = unstacking_maker(self._tensor)
+        self.hand_over: HandOver | None = None
+        if not as_numpy and cuts_batches(on_gpu=self._on_gpu):
+            self.hand_over = functools.partial(_handed_over, layout, give)
 
     def batches(
         self, pipeline: Pipeline, gatherer: Gatherer, sizes: Sequence[int]
@@ -247,69 +260,96 @@ class BatchMaker:
                     if sum(piece.rows for piece in pieces) < sizes[part.segment.batch]:
                         continue
                     part, pieces = gatherer.joined(pieces), []
+                    self._finish()
+                    if self.hand_over is not None:
+                        (part,) = self.hand_over(part)
                 yield from self._batches_of(part)
                 del part  # the consumer's batches alone hold its memory
 
     def _batches_of(self, part: Part) -> Iterator[Any]:
         whole = part.segment.batches
-        for first in range(0, whole, CONVERT_BATCHES):
-            some = part.some(first, min(CONVERT_BATCHES, whole - first))
+        most = CONVERT_BATCHES if self.hand_over is None else 1  # JAX queues few computations
+        for first in range(0, whole, most):
+            count = min(most, whole - first)
             with self._stopwatch.timing("convert"):
-                made = self.of(some)
-                if self._keep is not None:
-                    self._keep(made)
-            self._stopwatch.add(rows=some.rows * len(made), batches=len(made))
+                made = self.of(part, first, count)
+            self._stopwatch.add(rows=part.rows * count, batches=count)
             made.reverse()
             while made:
                 yield made.pop()
 
-    def of(self, part: Part) -> list[Any]:
-        """Return the batches of a part, whose tensors share its memory."""
-        count = part.segment.batches
+    def of(self, part: Part, first: int, count: int) -> list[Any]:
+        """Return some successive batches of a part, one where JAX cuts them."""
         layout = self._layout
-        tensors = {}
-        for field in layout.fields:  # in this order, whichever thread was the first
-            array = part.scalars[field.name]
-            rows = array[:, :, 0] if field.name in layout.weights else array
-            tensors[field.name] = self._tensors(rows)
+        if self.hand_over is None:
+            found = self._views(part.some(first, count))
+        else:
+            found = self._cut(part, first)
+        # In this order, whichever thread was the first.
+        tensors = {field.name: found[field.name] for field in layout.fields}
         weights = [tensors.pop(name) for name in layout.weights]
         labels = {name: tensors.pop(name) for name in layout.labels}
         inputs = _by_batch(tensors, count)
         for name in layout.ragged:
-            for batch, one in zip(inputs, part.lists[name], strict=True):
+            lists = part.lists[name][first : first + count]
+            for batch, one in zip(inputs, lists, strict=True):
                 batch.update(self._list_tensors(name, one))
         targets: Iterable[Any] = [None] * count
         if labels:
             targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, count)
         return list(zip(inputs, targets, *weights, strict=True))
 
+    def _views(self, part: Part) -> dict[str, Sequence[Any]]:
+        """Return {name of a field: tensor of each batch}, over the memory of the part."""
+        tensors = {}
+        for names, arrays in part.scalars.items():
+            for number, name in enumerate(names):
+                array = arrays[:, number, : part.rows]
+                rows = array[:, :, 0] if name in self._layout.weights else array
+                tensors[name] = self._tensors(rows)
+        return tensors
+
+    def _cut(self, part: Part, number: int) -> dict[str, Sequence[Any]]:
+        """Return {name of a field: its tensor alone} of a batch, cut out of what JAX was given."""
+        names = [name for names in part.scalars for name in names]
+        tensors = cut_batch(list(part.scalars.values()), number, part.rows)
+        return {name: [tensor] for name, tensor in zip(names, tensors, strict=True)}
+
+    def _finish(self) -> None:
+        """Wait for what this thread has queued on a GPU: the stream of a backend does not."""
+        if self._on_gpu:
+            self._pool.library.cuda.get_current_stream().synchronize()
+
     def _list_tensors(self, name: str, lists: Lists) -> dict[str, Any]:
         if self._layout.multi_hot.form == "padded":
-            return {name: self._tensor(self._padded(lists))}
-        nnzs = (lists.offsets[1:] - lists.offsets[:-1]).astype(self._layout.min_int_dtype)
-        return {
-            f"{name}__nnzs": self._tensor(self._copy(nnzs[:, None])),
-            f"{name}__values": self._tensor(lists.values[:, None]),
-        }
-
-    def _copy(self, array: Any) -> Any:
-        """Return an aligned copy, which shares no memory with another tensor."""
-        copy = self._empty(array.shape, array.dtype)
-        copy[...] = array
-        return copy
-
-    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return (aligned_empty if self._library is np else self._library.empty)(shape, dtype)
+            arrays = {name: self._padded(lists)}
+        else:
+            lengths = lists.offsets[1:] - lists.offsets[:-1]
+            nnzs = self._pool.empty((len(lists), 1), self._layout.min_int_dtype)
+            nnzs[:, 0] = lengths
+            arrays = {f"{name}__nnzs": nnzs, f"{name}__values": lists.values[:, None]}
+        self._finish()
+        return {name: self._tensor(array) for name, array in arrays.items()}
 
     def _padded(self, lists: Lists) -> Any:
         lengths = lists.offsets[1:] - lists.offsets[:-1]
         width = self._layout.multi_hot.max_length or max(1, int(lengths.max()))
-        shape = (len(lists), width)
-        dtype = lists.values.dtype
-        padded = self._empty(shape, dtype)
+        padded = self._pool.empty((len(lists), width), lists.values.dtype)
         padded[...] = PAD
-        padded[self._library.arange(width) < lengths[:, None]] = lists.values
+        padded[self._pool.library.arange(width) < lengths[:, None]] = lists.values
         return padded
+
+
+def _handed_over(layout: Layout, give: Callable[[list[Any]], list[Any]], part: Part) -> list[Part]:
+    """Return the batches of a part in blocks, as arrays of JAX [batches, fields, rows, ...]."""
+    blocks = []
+    for block in part.blocks():
+        arrays = []
+        for names, array in block.scalars.items():  # weights have no axis of width
+            arrays.append(array[..., 0] if names[0] in layout.weights else array)
+        block.scalars = dict(zip(block.scalars, give(arrays), strict=True))
+        blocks.append(block)
+    return blocks
 
 
 def _by_batch(tensors: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:

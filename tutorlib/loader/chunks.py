@@ -27,7 +27,7 @@ from tutorlib.arrays import Array, gather_rows, one_array
 from tutorlib.loader.layout import Field, Layout, Lists
 from tutorlib.loader.pipeline import Stopwatch, Submit
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
-from tutorlib.memory import BufferPool, is_aligned
+from tutorlib.memory import is_aligned
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, listed
 
@@ -35,12 +35,14 @@ TASK_COLUMNS = 8  # that one task decodes and gathers, fewer where threads would
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 RUN_ROWS = 65_536  # rows of small row ranges that are looked at together
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Piece = tuple[RowRange, pa.Table]
 Pieces = Iterable[Piece]
 Transform = Callable[[pa.Table], pa.Table]
+HandOver = Callable[["Part"], list["Part"]]
 
 
 @dataclasses.dataclass
@@ -49,12 +51,13 @@ class Part:
 
     Args:
         segment: where it belongs.
-        scalars: {name of a field: array [batches, at least rows, width]}.
+        scalars: {names of fields: array [batches, fields, at least rows, width]}; on a CPU, each
+            field has one of its own.
         lists: {name of a column: `Lists` of each batch}.
     """
 
     segment: Segment
-    scalars: dict[str, Array] = dataclasses.field(default_factory=dict)
+    scalars: dict[tuple[str, ...], Array] = dataclasses.field(default_factory=dict)
     lists: dict[str, list[Lists]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -64,13 +67,23 @@ class Part:
 
     def some(self, first: int, count: int) -> Part:
         """Return some successive batches."""
+        if count == self.segment.batches:
+            return self
         which = slice(first, first + count)
         start = self.segment.start + first * self.rows
         return Part(
             Segment(self.segment.batch + first, count, start, start + count * self.rows),
-            {name: array[which] for name, array in self.scalars.items()},
+            {names: array[which] for names, array in self.scalars.items()},
             {name: lists[which] for name, lists in self.lists.items()},
         )
+
+    def blocks(self) -> Iterator[Part]:
+        """Yield the batches some at a time: in powers of two, so that there are few shapes."""
+        first = 0
+        while left := self.segment.batches - first:
+            count = min(1 << left.bit_length() - 1, CONVERT_BATCHES)
+            yield self.some(first, count)
+            first += count
 
 
 class Gatherer:
@@ -79,28 +92,17 @@ class Gatherer:
     Args:
         source: the files, for messages.
         layout: how the columns lie in a batch.
-        pool: gives the memory of batches on a CPU.
+        pool: the memory of batches.
         stopwatch: adds up the seconds of "gather".
-        library: numpy, or cupy for columns and batches on a GPU.
-
-    Attributes:
-        library: as given.
     """
 
     def __init__(
-        self,
-        source: ParquetSource,
-        layout: Layout,
-        pool: BufferPool,
-        stopwatch: Stopwatch,
-        library: Any = np,
+        self, source: ParquetSource, layout: Layout, pool: Any, stopwatch: Stopwatch
     ) -> None:
         self._source = source
         self._layout = layout
         self._pool = pool
         self._stopwatch = stopwatch
-        self.library = library
-        self._step = 16 if library is np else 64  # rows: every batch begins aligned
 
     def scalars(
         self,
@@ -124,14 +126,14 @@ class Gatherer:
         for run in _runs(pieces):
             with self._stopwatch.timing("gather"):
                 if matrix is None:
-                    matrix = self.empty((total, field.width), field.dtype)
+                    matrix = self._pool.empty((total, field.width), field.dtype)
                 columns = [self._checked(self._layout.cells, c, run) for c in field.columns]
                 for cells in zip(*columns, strict=True):  # the columns of a piece
                     last = first + len(cells[0])
                     _interleave(cells, matrix[first:last])
                     first = last
         with self._stopwatch.timing("gather"):
-            self.gather_rows(field, matrix, parts, order)
+            self._gather_rows(field, matrix, parts, order)
 
     def _checked(
         self, check: Callable[..., list[Any]], column: Column, run: list[Piece]
@@ -147,7 +149,7 @@ class Gatherer:
                 cells += check(column, [array], first_row=row_range.start)
         return cells
 
-    def gather_rows(
+    def _gather_rows(
         self, field: Field, matrix: Array, parts: Sequence[Part], order: Array | None
     ) -> None:
         """Put the rows of a matrix into the parts: whole batches side by side, pieces alone."""
@@ -155,24 +157,28 @@ class Gatherer:
             segment = part.segment
             rows = part.rows
             batches = part.segment.batches or 1
-            stride = -(-rows // self._step) * self._step if batches > 1 else rows
+            stride = self._stride(rows) if batches > 1 else rows
             if order is None:
                 shape = batches, rows, field.width
                 unordered = matrix[segment.start : segment.stop].reshape(shape)
                 if stride == rows and is_aligned(unordered):
-                    part.scalars[field.name] = unordered
+                    part.scalars[(field.name,)] = unordered[:, None]
                     continue
-            out = self.empty((batches, stride, field.width), field.dtype)
+            out = self._pool.empty((batches, stride, field.width), field.dtype)
             if order is None:
                 out[:, :rows] = unordered
             else:
                 chosen = order[segment.start : segment.stop]
                 if stride > rows:  # the rows between two batches are not used
-                    padded = self.library.zeros((batches, stride), np.int64)
+                    padded = np.zeros((batches, stride), np.int64)
                     padded[:, :rows] = chosen.reshape(batches, rows)
                     chosen = padded.reshape(-1)
                 self._take(matrix, chosen, out.reshape(-1, field.width))
-            part.scalars[field.name] = out[:, :rows]
+            part.scalars[(field.name,)] = out[:, None]
+
+    def _stride(self, rows: int) -> int:
+        """Return from how many rows on the next batch begins aligned."""
+        return -(-rows // self._pool.aligned_rows) * self._pool.aligned_rows
 
     def lists(
         self, column: Column, pieces: Pieces, parts: Sequence[Part], order: Array | None
@@ -193,7 +199,7 @@ class Gatherer:
         """Return lists one after the other, with values of a dtype in the memory of batches."""
         if len(parts) == 1 and parts[0].values.dtype == dtype:
             return parts[0]
-        values = self.empty((sum(len(part.values) for part in parts),), dtype)
+        values = self._pool.empty((sum(len(part.values) for part in parts),), dtype)
         first = 0
         offsets = [parts[0].offsets[:1]]
         for part in parts:
@@ -201,7 +207,7 @@ class Gatherer:
             values[first:last] = part.values
             offsets.append(part.offsets[1:] + first)
             first = last
-        return Lists(values, self.library.concatenate(offsets))
+        return Lists(values, self._pool.library.concatenate(offsets))
 
     def gather_lists(
         self, name: str, lists: Lists, parts: Sequence[Part], order: Array | None
@@ -215,11 +221,11 @@ class Gatherer:
                 offsets = lists.offsets[segment.start : segment.stop + 1]
             else:
                 chosen = order[segment.start : segment.stop]
-                positions, offsets = gather_rows(lists.offsets, chosen, self.library)
+                positions, offsets = gather_rows(lists.offsets, chosen, self._pool.library)
             bounds = offsets[:: max(rows, 1)].tolist()
             made = part.lists[name] = []
             for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-                values = self.empty((last - first,), lists.values.dtype)
+                values = self._pool.empty((last - first,), lists.values.dtype)
                 if positions is None:
                     values[...] = lists.values[first:last]
                 elif last > first:
@@ -231,27 +237,24 @@ class Gatherer:
         """Return the batch that has the rows of these pieces."""
         rows = sum(part.rows for part in parts)
         joined = Part(Segment(parts[0].segment.batch, 1, 0, rows))
-        for name, first in parts[0].scalars.items():
-            out = self.empty((1, rows, first.shape[2]), first.dtype)
-            arrays = [part.scalars[name] for part in parts]
-            self.library.concatenate(arrays, axis=1, out=out)
-            joined.scalars[name] = out
+        for names, first in parts[0].scalars.items():
+            shape = 1, len(names), self._stride(rows), first.shape[3]
+            out = joined.scalars[names] = self._pool.empty(shape, first.dtype)
+            start = 0
+            for part in parts:
+                out[:, :, start : start + part.rows] = part.scalars[names][:, :, : part.rows]
+                start += part.rows
         for name in parts[0].lists:
             lists = [part.lists[name][0] for part in parts]
             joined.lists[name] = [self._concatenated(lists, lists[0].values.dtype)]
         return joined
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return memory for batches, aligned."""
-        memory = self._pool if self.library is np else self.library  # RMM aligns to 256 bytes
-        return memory.empty(shape, dtype)
-
     def _take(self, array: Array, rows: Array, out: Array) -> None:
         """Write some rows of an array to `out`."""
-        if self.library is np:
+        if self._pool.library is np:
             np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
         else:
-            self.library.take(array, rows, axis=0, out=out)
+            self._pool.library.take(array, rows, axis=0, out=out)
 
 
 def _runs(pieces: Pieces) -> Iterator[list[Piece]]:
@@ -312,26 +315,24 @@ class ChunkReader:
         threads: number of reader threads.
         made_by: what errors call `transform`.
         on_gpu: whether chunks are decoded and gathered by a GPU.
+        hand_over: gives the batches of a part to Keras's backend, in some parts; None where the
+            consumer's thread does it.
     """
 
     source: ParquetSource
     columns: Sequence[str]
     layout: Layout
-    pool: BufferPool
+    pool: Any
     gives_back: bool
     stopwatch: Stopwatch
     transform: Transform | None
     threads: int
     made_by: str = ""
     on_gpu: bool = False
+    hand_over: HandOver | None = None
 
     def __post_init__(self) -> None:
-        library = np
-        if self.on_gpu:
-            import cupy
-
-            library = cupy
-        self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch, library)
+        self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch)
         self._slices: dict[int, _Slices] = {}  # of row groups that are open, by their numbers
         self._reading: list[Future[Any]] = []  # tasks that read the slices of the latest chunk
 
@@ -352,9 +353,23 @@ class ChunkReader:
         parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
         order = submit(self._order, plan, chunk)
         if self.on_gpu:
-            from tutorlib.gpu.batches import begin_on_gpu
+            from tutorlib.gpu.batches import make_parts
 
-            return parts, [order, *begin_on_gpu(self, submit, chunk, parts, order)]
+            tasks = [order, submit(make_parts, self, chunk, parts, order)]
+        else:
+            tasks = [order, *self._begin_on_cpu(submit, plan, chunk, parts, order)]
+        if self.hand_over is not None:
+            tasks.append(submit(self._hand_over, self.hand_over, parts, [*tasks]))
+        return parts, tasks
+
+    def _begin_on_cpu(
+        self,
+        submit: Submit,
+        plan: EpochPlan,
+        chunk: ChunkPlan,
+        parts: Sequence[Part],
+        order: Future[Any],
+    ) -> list[Future[Any]]:
         reading: list[Future[Any]] = []
         if not self._reads_by_column(plan, chunk):
             size = -(-len(chunk.row_ranges) // READING_TASKS)
@@ -369,7 +384,7 @@ class ChunkReader:
             gathering.append(submit(self._gather, fields, chunk, reading, order, parts))
         if self.gives_back:
             gathering.append(submit(pa.default_memory_pool().release_unused))
-        return parts, [order, *reading, *gathering]
+        return [*reading, *gathering]
 
     def _fields_of_tasks(self) -> Iterator[list[Field]]:
         """Yield the fields that one task gathers: a matrix, or some columns."""
@@ -399,9 +414,13 @@ class ChunkReader:
     # ---- tasks, on reader threads ----
 
     def _order(self, plan: EpochPlan, chunk: ChunkPlan) -> Array | None:
-        """Return the order of the chunk's rows; None if they are not shuffled."""
+        """Return the order of the chunk's rows, as the tasks of the device need it."""
         place = self.source.errors_at(chunk.row_ranges[0])
         with self.stopwatch.timing("gather"), place:
+            if self.on_gpu:
+                from tutorlib.gpu.batches import decoded_rows
+
+                return decoded_rows(self.source, plan, chunk)
             return plan.order(chunk.index)
 
     def _read(
@@ -458,6 +477,18 @@ class ChunkReader:
         """Make the arrays of a column of lists in all parts."""
         pieces = self._rows(chunk, [lists.name], reading)
         self.gatherer.lists(lists, pieces, parts, order.result())
+
+    def _hand_over(
+        self, hand_over: HandOver, parts: list[Part], earlier: Sequence[Future[Any]]
+    ) -> None:
+        """Give whole batches to Keras's backend, ahead of their use; pieces are joined first."""
+        for task in earlier:
+            task.result()
+        with self.stopwatch.timing("gather"):
+            given: list[Part] = []
+            for part in parts:
+                given.extend(hand_over(part) if part.segment.batches else [part])
+            parts[:] = given
 
     def _decoded(
         self, row_range: RowRange, names: Sequence[str], sliced_to: int | None = None

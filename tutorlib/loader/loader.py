@@ -430,17 +430,24 @@ class KerasSequenceLoader(LoaderAdapter):
         on_gpu = self.device == "gpu"
         threads = settings.reader_threads(on_device=on_gpu, remote=not source.is_local)
         self._pool.limit_bytes = self._size.batch_bytes
+        pool: Any = self._pool
+        if on_gpu:
+            from tutorlib.gpu.batches import memory
+
+            pool = memory
+        maker = BatchMaker(self._layout, self._stopwatch, pool, as_numpy=as_numpy)
         reader = ChunkReader(
             source,
             self._columns,
             self._layout,
-            self._pool,
+            pool,
             settings.memory_budget is not None,
             self._stopwatch,
             self._transform,
             threads,
             self._made_by,
             on_gpu=on_gpu,
+            hand_over=maker.hand_over,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -453,8 +460,6 @@ class KerasSequenceLoader(LoaderAdapter):
             owner=owner,
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
-        library = reader.gatherer.library
-        maker = BatchMaker(self._layout, self._stopwatch, library=library, as_numpy=as_numpy)
         return pipeline, maker.batches(pipeline, reader.gatherer, plan.batch_sizes.tolist())
 
     def close(self) -> None:
@@ -471,6 +476,10 @@ class KerasSequenceLoader(LoaderAdapter):
             if pipeline is not None:
                 pipeline.close()
         self._pool.clear()
+        if self.device == "gpu":
+            from tutorlib.gpu.batches import memory
+
+            memory.free_dropped(keep=0)
         pa.default_memory_pool().release_unused()
 
     def __enter__(self) -> Self:
