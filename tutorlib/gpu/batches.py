@@ -138,9 +138,9 @@ def make_parts(
         reader.pool.free_dropped()
         is_fit = _has_kinds(columns, layout)
         if is_fit:
-            ends = Ends()
+            ends = _Ends()
             slots = _slots(parts, rows, reader.pool.aligned_rows)
-            for fields in groups(layout):
+            for fields in _groups(layout):
                 _gather_group(fields, columns, slots, parts, ends, reader)
             places = cupy.asarray(rows) if layout.ragged else None
             for name, column in layout.ragged.items():
@@ -162,7 +162,7 @@ def _in_order_of_files(chunk: ChunkPlan) -> list[RowRange]:
     return sorted(chunk.row_ranges, key=lambda row_range: row_range.row_group)
 
 
-def groups(layout: Layout) -> list[list[Field]]:
+def _groups(layout: Layout) -> list[list[Field]]:
     """Return the fields by dtype and width; the weights, which lose an axis, by themselves."""
     together: dict[Any, list[Field]] = {}
     for field in layout.fields:
@@ -195,7 +195,7 @@ def _gather_group(
     columns: Mapping[str, Any],
     slots: Array,
     parts: Sequence[Any],
-    ends: Ends,
+    ends: _Ends,
     reader: Any,
 ) -> None:
     """Gather fields of a dtype and width into one array [slots, fields, stride, width]."""
@@ -235,7 +235,7 @@ def _has_kinds(columns: Mapping[str, Any], layout: Layout) -> bool:
     return True
 
 
-class Ends:
+class _Ends:
     """The smallest and largest values of columns, which come to the host in a copy a dtype."""
 
     def __init__(self) -> None:
