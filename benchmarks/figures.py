@@ -105,6 +105,11 @@ def newest(benchmark: str, results: Path = measure.RESULTS) -> dict[str, Any]:
     return max(reports, key=lambda report: report["date"])
 
 
+def answer(report: Mapping[str, Any], name: str) -> Any:
+    """Return an answer of `gpu-check`, whichever of its parts gave it."""
+    return next(part[name] for part in report["parts"].values() if name in part)
+
+
 def gpu_sentence(results: Path = measure.RESULTS) -> str:
     """Return what the first page says of GPUs: what the newest `gpu-check` found on a card."""
     if not any(results.glob("gpu-check-*.json")):
@@ -112,7 +117,7 @@ def gpu_sentence(results: Path = measure.RESULTS) -> str:
     report = newest("gpu-check", results)
     card = report["hardware"]["gpus"][0].partition(",")[0]
     shares = []
-    rates = report["parts"]["jax"]["rows/s"]
+    rates = answer(report, "rows/s")
     for way in (name.removeprefix("gpu, ") for name in rates if name.startswith("gpu, ")):
         by_gpu, by_cpu = (statistics.median(rates[f"{device}, {way}"]) for device in ("gpu", "cpu"))
         shares.append(by_gpu / by_cpu)
@@ -133,14 +138,14 @@ def gpu_table(results: Path = measure.RESULTS) -> str:
     report = newest("gpu-check", results)
     lines = ["| million rows/s of the loader, Keras on JAX | made on the GPU | made on the CPU |"]
     lines += ["|---|---|---|"]
-    rates = report["parts"]["jax"]["rows/s"]
+    rates = answer(report, "rows/s")
     for way in (name.removeprefix("gpu, ") for name in rates if name.startswith("gpu, ")):
         layout, _, size = way.partition(", ")
         cells = [_millions(rates[f"{device}, {way}"]) for device in ("gpu", "cpu")]
         lines.append(f"| {layout}, batches of {int(size):,} | {' | '.join(cells)} |")
     date, machine = report["date"][:10], measure.describe_hardware(report["hardware"])
     lines += ["", f"*{machine}, {date}: median of three turns (range).*", ""]
-    trained = report["parts"]["jax"]["samples/s of a DLRM"]
+    trained = answer(report, "samples/s of a DLRM")
     lines += [
         "| million samples/s of a DLRM in `fit` | GPU's batches | CPU's batches | no reader |"
     ]
