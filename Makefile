@@ -118,7 +118,7 @@ site: setup ## build a browsable site of the lessons as make tutorial ran them, 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)
 
-gpu-check: setup ## find out whether a GPU works with all of this, and how fast (build/gpu-check)
+gpu-check: setup ## find out in ten minutes whether a GPU works with all of this, and how fast (build/gpu-check)
 	@$(PY) -m benchmarks gpu-check $(ARGS)
 
 figures: setup ## draw imgs/ from benchmarks/results/

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import etl, figures, front_page, ladder, loader, measure, peer_readers, peers
+from benchmarks import gpu_check as gpu_check_parts
 from benchmarks.__main__ import MODULES, main
 from benchmarks.data import TIME, column_sums, criteo_shape, files_of
 from benchmarks.ladder import LADDER
@@ -26,6 +27,7 @@ from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
 from benchmarks.train import TRAIN
 from data_prep import synthetic_criteo
+from tests.support import gpu
 from tutorlib.gpu import missing_for_gpu
 from tutorlib.memory import usable_cores
 
@@ -406,6 +408,14 @@ def test_pages_say_of_gpus_what_the_results_say(root, tmp_path):
     assert figures.gpu_sentence() in readme
     page = root / "docs" / "gpu.md"
     assert figures.filled(page, figures.gpu_table()) == page.read_text(encoding="utf-8")
+    report = figures.newest("gpu-check")
+    jax = report["parts"].pop("jax")  # today two parts answer
+    names = {"loader": "rows/s", "training": "samples/s of a DLRM"}
+    report["parts"] |= {part: {name: jax[name]} for part, name in names.items()}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "gpu-check-here.json").write_text(json.dumps(report))
+    assert figures.gpu_sentence(tmp_path / "results") == figures.gpu_sentence()
+    assert figures.gpu_table(tmp_path / "results") == figures.gpu_table()
     none_yet = "No GPU has run this code yet."
     assert figures.gpu_sentence(tmp_path) == figures.gpu_table(tmp_path).strip() == none_yet
 
@@ -417,15 +427,72 @@ def test_gpu_check_says_what_is_missing_and_ends(tmp_path):
     assert [*json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))["parts"]] == ["machine"]
 
 
+def gpu_check(root, tmp_path, *words):
+    """Run `gpu-check` on the CPU; return its exit status and its report."""
+    command = [sys.executable, "-m", "benchmarks", "gpu-check", "--device", "cpu"]
+    command += ["--out", str(tmp_path / "out"), "--data", str(tmp_path / "data"), *words]
+    status = subprocess.run(command, cwd=root).returncode
+    return status, json.loads((tmp_path / "out" / "gpu-check.json").read_text("utf-8"))
+
+
+def test_gpu_check_writes_what_each_part_answers(root, tmp_path):
+    status, report = gpu_check(root, tmp_path, "--only", "calls", "decoding")
+    calls, decoding = report["parts"].values()
+    assert (status, calls["allocation, RMM and CuPy's pool"]) == (0, "needs a card")
+    for name in ("take of a column", "compiled cut of 40 columns"):
+        assert [*map(len, calls[name].values())] == [2, 2]
+        assert min(map(min, calls[name].values())) > 0
+    [times] = [answer for name, answer in decoding.items() if name.startswith("ms of a call")]
+    assert len(times) == 8
+    assert min(times.values()) > 0
+
+
+@pytest.mark.slow
+def test_gpu_check_measures_nothing_where_its_gate_fails(root, tmp_path):
+    (tmp_path / "data").write_text("no folder")
+    status, report = gpu_check(root, tmp_path, "--only", "gate", "loader")
+    gate, loader = report["parts"].values()
+    assert (status, loader) == (1, {"ended": "not run: the gate failed"})
+    assert gate["ended"].startswith("failed after")
+    assert gate["row groups in order"].startswith("NotADirectoryError")
+
+
 @pytest.mark.slow
 def test_gpu_check_runs_to_its_end_on_a_cpu(root, tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "gpu-check", "--device", "cpu"]
-    command += ["--out", str(tmp_path), "--data", str(tmp_path / "data")]
-    subprocess.run(command, cwd=root, check=True)
-    parts = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))["parts"]
+    status, report = gpu_check(root, tmp_path)
+    parts = report["parts"]
+    assert (status, [*parts]) == (0, [*gpu_check_parts.PARTS])
     assert {part["ended"].partition(" ")[0] for part in parts.values()} == {"done"}
-    same = [said for name, said in parts["jax"].items() if name.startswith("same batches")]
+    same = [said for name, said in parts["gate"].items() if name.startswith("same batches")]
     assert same == ["yes"] * 6
+    assert len(parts["loader"]["rows/s"]) == 4
+    assert len(parts["training"]["samples/s of a DLRM"]) == 6
+
+
+def test_gpu_check_takes_ten_minutes_at_most():
+    assert sum(limit_s for limit_s, _ in gpu_check_parts.PARTS.values()) <= 600
+
+
+def test_bytes_copied_are_counted_alike_with_jax_and_tensorflow(tmp_path):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    for name in ("/device:GPU:0", "/host:CPU"):
+        plane = space.planes.add(name=name)
+        plane.stat_metadata[1].name = "memcpy_details"
+        for number, event in enumerate(("MemcpyH2D", "MemcpyD2H", "kernel")):
+            plane.event_metadata[number].name = event
+        line = plane.lines.add(name="stream")
+        for number, size in ((0, 100), (1, 7), (2, 0), (0, 20)):
+            text = f"kind_src:pageable kind_dst:device size:{size} dest:0 async:1"
+            details = line.events.add(metadata_id=number, duration_ps=5).stats.add(metadata_id=1)
+            details.str_value = text
+    path = tmp_path / "here.xplane.pb"
+    path.write_bytes(space.SerializeToString())
+    ours, theirs = ([*read(path)] for read in (gpu.events_of_jax, gpu.events_of_tensorflow))
+    assert ours == theirs
+    assert len(ours) == 4
+    assert gpu.copied_bytes(tmp_path) == {"MemcpyH2D": 120, "MemcpyD2H": 7}
 
 
 # ---- cores_awake --------------------------------------------------------------------------------
