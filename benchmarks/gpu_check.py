@@ -45,7 +45,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import measure
-from benchmarks.data import TIME, copied, criteo_shape, files_of, movielens_shape
+from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import ROOT, Failed
 from benchmarks.readers import held_batches, vectors
 from tutorlib.memory import aligned_empty, usable_cores
@@ -298,7 +298,6 @@ def gate(settings: Settings, report: Report) -> None:
             check(f"same batches: {data.name}, {layout}, {size}", same_batches, data, layout, size)
     for layout in LAYOUTS:
         check(f"whole when dropped at once: {layout}", whole_when_dropped, layout)
-    check("row groups in order", in_order)
     check("exit", exits)
     check("pytest", tests)
     if wrong:
@@ -306,17 +305,19 @@ def gate(settings: Settings, report: Report) -> None:
 
 
 def same_batches(settings: Settings, data: Any, layout: str, size: int) -> str:
-    """Compare the batches of the device with the CPU's, but for the width of integers."""
+    """Compare the batches of each device with NumPy's, but for the width of integers."""
     import keras
 
     options = {"buffer_size": data.rows // 8, "parts_per_chunk": 2}  # several chunks
-    loaders = [loader_of(data, size, layout, d, **options) for d in (settings.device, "cpu")]
-    for number, (one, other) in enumerate(zip(*loaders, strict=True)):
-        keras.tree.assert_same_structure(one, other)
-        for pair in zip(*map(keras.tree.flatten, (one, other)), strict=True):
-            a, b = map(keras.ops.convert_to_numpy, pair)
-            if a.dtype.kind != b.dtype.kind or not np.array_equal(a, b):
-                raise Failed(f"batch {number}: {a.dtype}{a.shape} and {b.dtype}{b.shape}")
+    for device in settings.devices:
+        ours = loader_of(data, size, layout, device, **options)
+        theirs = loader_of(data, size, layout, "cpu", **options).as_numpy()
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            keras.tree.assert_same_structure(one, other)
+            for tensor, want in zip(*map(keras.tree.flatten, (one, other)), strict=True):
+                array = keras.ops.convert_to_numpy(tensor)
+                if array.dtype.kind != want.dtype.kind or not np.array_equal(array, want):
+                    raise Failed(f"{device}, batch {number}: {array.dtype}{array.shape}")
     return "yes"
 
 
@@ -353,24 +354,6 @@ def whole_when_dropped(settings: Settings, layout: str) -> str:
     if (found - expected) % 2**32:
         raise Failed(f"two passes add up to {found % 2**32}, not to {expected % 2**32}")
     return f"yes, {len(sums)} batches"
-
-
-def in_order(settings: Settings) -> str:
-    """Check that row groups come in the order in which a call names them."""
-    first, second, *_ = eight_groups(settings)
-    sources = [(first, [5, 2]), (second, [7]), (first, [6, 0])]
-    found = decode(settings.device, sources, [TIME])
-    if settings.device == "gpu":
-        cupy, [column] = arrays_on("gpu"), found.tbl.columns()
-        memory, size = column.data(), column.size()
-        unowned = cupy.cuda.UnownedMemory(memory.ptr, 4 * size, memory, 0)
-        found = cupy.ndarray((size,), "float32", cupy.cuda.MemoryPointer(unowned, 0)).get()
-    else:
-        found = found[TIME].to_numpy()
-    groups = [pq.ParquetFile(file).read_row_group(n) for file, several in sources for n in several]
-    if not np.array_equal(found, pa.concat_tables(groups)[TIME].to_numpy()):
-        raise Failed(f"other rows than those of {[groups for _, groups in sources]}")
-    return "yes"
 
 
 def exits(settings: Settings) -> str:
@@ -463,23 +446,20 @@ def calls_of_jax(settings: Settings, rows: int) -> dict[str, tuple[Callable[[], 
     import jax
     import keras
 
+    from tutorlib.keras_bridge.backend import cut_batch
+
     host = aligned_empty((settings.batch, 1), np.int32)
     host[:] = 1
     ours = arrays_on(settings.device).asarray(host)
-    hosts, parts = [host] * 40, [np.ones((rows // settings.batch, *host.shape), np.int32)] * 40
+    hosts, parts = [host] * 40, [np.ones((rows // settings.batch, 1, *host.shape), np.int32)] * 40
     wholes, tensors = jax.device_put(parts), jax.device_put(hosts)
-
-    @jax.jit
-    def cut(wholes: Any, number: Any) -> Any:
-        return [jax.lax.dynamic_index_in_dim(w, number, 0, keepdims=False) for w in wholes]
-
     return {
         "from_dlpack of one array": (lambda: jax.dlpack.from_dlpack(ours), 1),
         "device_put of one NumPy array": (lambda: jax.device_put(host), 1),
         "device_put of one JAX array": (lambda: jax.device_put(tensors[0]), 1),
         "device_put of a list of 40 of a batch, each": (lambda: jax.device_put(hosts), 40),
         "device_put of a list of 40 of a part, each": (lambda: jax.device_put(parts), 40),
-        "compiled cut of 40 columns": (lambda: cut(wholes, np.int32(1)), 1),
+        "compiled cut of 40 columns": (lambda: cut_batch(wholes, 1, settings.batch), 1),
         "Keras, each NumPy array": (lambda: keras.tree.map_structure(jax.device_put, hosts), 40),
         "Keras, each JAX array": (lambda: keras.tree.map_structure(jax.device_put, tensors), 40),
     }
