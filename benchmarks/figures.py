@@ -206,7 +206,16 @@ def peers_table(results: Path = measure.RESULTS) -> str:
                 " *25 lines of Arrow ran in another command, in turns with the loader, which was "
                 f"{measure.measured(claimed)} times as fast.*"
             )
-    return "\n".join([readers_table(results), said, ""])
+    return "\n".join([readers_table(results), said, "", f"*{_versions(report)}.*", ""])
+
+
+def _versions(report: Mapping[str, Any]) -> str:
+    """Return the versions of the libraries that read; of a name, that of the first reader."""
+    found: dict[str, str] = {}
+    for entry in report["ways"]:
+        if entry["section"] == "read":
+            found = entry.get("versions", {}) | found
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
 
 
 def ladder_table(results: Path = measure.RESULTS) -> str:
@@ -223,7 +232,8 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
             ladder.share(by_name[name], by_name[ladder.CEILING]) for by_name in panels.values()
         ]
         claims.append(f"{1 - max(shares):.0%} to {1 - min(shares):.0%} {words}")
-    lines = [f"**How much of its speed does training lose to reading? {', '.join(claims)}.**", ""]
+    asked = "How much of its speed does training lose to reading?"
+    lines = [f"**{asked} {', '.join(claims)} (medians).**", ""]
     titles = [ladder.PANELS[name].title for name in panels]
     lines += [f"| reader | {' | '.join(titles)} |", "|---" * (1 + len(panels)) + "|"]
     for name in ladder.READERS[:-1]:
