@@ -443,8 +443,9 @@ class TimedBatches(TensorAdapter):
 
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
-                "the data to time must be a KerasSequenceLoader or a tf.data.Dataset, got a "
-                f"{type(dataset).__name__}"
+                "the data to time must be a KerasSequenceLoader or a tf.data.Dataset of batches, "
+                f"got a {type(dataset).__name__}. Make a dataset of it: from_tensor_slices((x, y))"
+                ".batch(n) of arrays, from_generator of a generator or PyDataset"
             )
         if keras.backend.backend() != "tensorflow" or tf.distribute.has_strategy():
             raise ValueError(

@@ -87,6 +87,7 @@ class Diagnosis:
         costs: what data cost in each turn; these are of the median turn.
         remedies: {what would help: how many times as fast the training then was, in each turn}, the
             one of least effort first.
+        tried: whether other ways to read these rows were tried.
 
     Example:
         >>> waits = Pace(10, 1000, 1.0, 0.7, 0.1)
@@ -110,6 +111,7 @@ first:
     model_alone: Pace
     costs: tuple[float, ...] = ()
     remedies: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tried: bool = True
 
     @property
     def data_cost(self) -> float:
@@ -160,8 +162,10 @@ first:
                 lines.append(f"  {n}. {median(gains):.1f} times as fast {span}: {advice}")
         elif self.bound == "model":
             lines.append(f"{gain} Leave the data: what counts is the model, and its optimizer.")
-        else:
+        elif self.tried:
             lines.append(f"{gain} No other way to read these rows that was tried gains a tenth.")
+        else:
+            lines.append(f"{gain} Other ways to read lists and text are not tried.")
         return "\n".join(lines)
 
 
@@ -273,7 +277,7 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     helpful = {advice: tuple(g[1:]) for advice, g in gains.items() if min(g[1:]) >= GAIN_FROM}
     middle = sorted(turns, key=lambda turn: turn.data_cost)[TURNS // 2]
     costs = tuple(turn.data_cost for turn in turns)
-    return replace(middle, costs=costs, remedies=helpful)
+    return replace(middle, costs=costs, remedies=helpful, tried=bool(remedies))
 
 
 def _each(batches: Iterable[Batch]) -> Generator[Batch]:
@@ -397,7 +401,7 @@ def _remedies(
         rows = keras.tree.map_structure(lambda leaf: np.concatenate([leaf] * times), rows)
         size = f"{row_bytes:,.0f} bytes a row"
         if steps < math.inf:
-            size = f"{steps * batch_rows * row_bytes / 2**20:,.0f} MiB"
+            size = f"{math.ceil(steps * batch_rows * row_bytes / 2**20):,} MiB"
         advice = f"model.fit(x, y, batch_size={batch_rows}), all rows in memory ({size})"
         offer(advice, array_batches(rows, batch_rows))
         if not isinstance(data, KerasSequenceLoader):
@@ -409,7 +413,7 @@ def _remedies(
             offer(advice, tf.data.Dataset.load(saved).prefetch(2))
             loader = _loader_of(rows, batch_rows, folder)
             if loader is not None:
-                offer("KerasSequenceLoader on Parquet files of these rows", loader)
+                offer("KerasSequenceLoader on Parquet files of these rows", _Shaped(loader, rows))
     cut = functools.partial(keras.tree.map_structure, lambda leaf: leaf[: batch_rows // 2])
     halves = list(map(cut, batches))
     half = _Test(model, lambda: _each(itertools.cycle(halves)), seconds)
@@ -456,6 +460,24 @@ def _loader_of(rows: Batch, batch_rows: int, folder: Path) -> KerasSequenceLoade
     return KerasSequenceLoader(path, batch_rows, [*labels], None, categorical, continuous)
 
 
+@dataclass(frozen=True)
+class _Shaped(Iterable[Batch]):
+    """The batches of a loader, in which a column [rows] of `rows` has no second axis either.
+
+    TensorFlow would take batches of both shapes for some of an unknown rank, on which Keras fails.
+    """
+
+    loader: KerasSequenceLoader
+    rows: Batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        def shaped(like: np.ndarray, tensor: Tensor) -> Tensor:
+            return tensor if like.ndim > 1 else keras.ops.reshape(tensor, (-1,))
+
+        for batch in self.loader:
+            yield keras.tree.map_structure(shaped, self.rows, batch)
+
+
 @contextlib.contextmanager
 def _restored(model: keras.Model, batch: Batch) -> Iterator[None]:
     """Build the model if it is not, and restore afterwards all that training changes in it."""
@@ -463,6 +485,8 @@ def _restored(model: keras.Model, batch: Batch) -> Iterator[None]:
     variables = variables_of(model)
     values = [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
     history = getattr(model, "history", None)
+    train_function = getattr(model, "train_function", None)
+    model.train_function = None  # one that has seen labels of another shape may refuse these
     stop_training = getattr(model, "stop_training", False)
     try:
         yield
@@ -471,4 +495,6 @@ def _restored(model: keras.Model, batch: Batch) -> Iterator[None]:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         model.history = history
+        if train_function is not None:
+            model.train_function = train_function
         model.stop_training = stop_training

@@ -6,6 +6,7 @@ import time
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from tests.support.training import (
     write_rows,
 )
 from tutorlib.diagnosis import Diagnosis, Pace, diagnose
+from tutorlib.loader import KerasSequenceLoader
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,7 @@ def test_what_would_help_is_tried_on_the_rows_and_told_by_effort():
     assert all(len(gains) == 3 for gains in found.remedies.values())
     assert min(found.remedies[next(iter(found.remedies))]) > 2  # about 10
     assert "  1. " in str(found)
-    assert "all rows in memory (0 MiB)" in str(found)
+    assert "all rows in memory (1 MiB)" in str(found)
     assert min(found.costs) <= found.data_cost <= max(found.costs)
 
 
@@ -176,7 +178,46 @@ def test_a_loader_is_not_told_to_become_one_and_lists_are_left_out(folder):
     ids = keras.Input((None,), name="ids", dtype="int64")
     model = keras.Model({"ids": ids}, keras.layers.Dense(1)(keras.layers.Lambda(mean_of)(ids)))
     model.compile("sgd", "mse")
-    assert diagnose(model, dataset.batch(10), max_seconds=0.2).remedies == {}
+    found = diagnose(model, dataset.batch(10), max_seconds=0.2)
+    assert found.remedies == {}
+    assert str(found).endswith("Other ways to read lists and text are not tried.")
+
+
+def test_labels_and_inputs_may_have_one_axis():
+    """As a column of pandas: [rows], where the loader's batches have [rows, 1]."""
+
+    def rows():
+        for _ in range(20):
+            time.sleep(0.02)
+            x = np.arange(100, dtype="float32") / 100
+            yield {"x": x}, (x > 0.5).astype("float32")
+
+    kind = {"x": tf.TensorSpec((None,))}, tf.TensorSpec((None,))
+    slow = tf.data.Dataset.from_generator(rows, output_signature=kind)
+    model = model_of_one_number()
+    found = diagnose(model, slow, max_seconds=0.3)
+    assert any(text.startswith("KerasSequenceLoader") for text in found.remedies)
+    assert found.bound == "input"
+
+
+def test_a_model_that_was_trained_on_labels_of_one_axis_can_be_tested():
+    x = np.arange(1000, dtype="float32")
+    table = pa.table({"x": x / 1000, "label": (x > 500).astype("float32")})
+    loader = KerasSequenceLoader(table, 100, ["label"], cont_names=["x"])
+    model = model_of_one_number()
+    inputs = {"x": x[:, None] / 1000}
+    model.fit(inputs, (x > 500).astype("float32"), batch_size=100, verbose=0)
+    trained = model.train_function
+    assert diagnose(model, loader, max_seconds=0.2).training.steps > 0
+    assert model.train_function is trained
+    model.fit(inputs, (x > 500).astype("float32"), batch_size=100, verbose=0)
+
+
+def model_of_one_number():
+    inputs = {"x": keras.Input((1,), name="x")}
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"]))
+    model.compile("sgd", "binary_crossentropy", jit_compile=False)
+    return model
 
 
 def mean_of(ids):
@@ -203,7 +244,7 @@ def test_what_cannot_be_tested_is_refused(folder):
         diagnose(keras.Sequential([keras.layers.Dense(1)]), loader_of(folder))
     with pytest.raises(ValueError, match="max_seconds must be above 0, got 0"):
         diagnose(model_of(), loader_of(folder), max_seconds=0)
-    with pytest.raises(TypeError, match="got a list"):
+    with pytest.raises(TypeError, match=r"got a list\. Make a dataset of it: from_tensor_slices"):
         diagnose(model_of(), [])
     empty = tf.data.Dataset.from_tensor_slices((np.ones((4, 1)), np.ones((4, 1)))).batch(2).take(0)
     with pytest.raises(ValueError, match="the data has no batch"):

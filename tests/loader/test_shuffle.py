@@ -112,6 +112,21 @@ def test_a_shuffle_of_all_rows_none_or_the_one_asked_for_is_not_warned_of(tmp_pa
     assert words_of(loader_of(source, 50, **changes)) == []
 
 
+def test_slices_of_few_row_groups_are_worth_little_however_many_parts_are_asked_for(tmp_path):
+    """Two row groups, as pandas writes them: their slices in a chunk are neighbours."""
+    folder = write(tmp_path, 65_536, 32_768)
+    for changes in ({"parts_per_chunk": 16}, {"parts_per_chunk": 64}):
+        loader = loader_of(
+            folder, BATCH, buffer_size=32_768 // changes["parts_per_chunk"], **changes
+        )
+        (words,) = words_of(loader)
+        assert "of about 2 row groups" in words
+        assert "Give a larger buffer_size (65,536 rows are all)" in words
+        assert loader.describe()["batch_worth"] < 3 * worth(loader) < 60
+    assert words_of(loader_of(folder, BATCH, buffer_size=65_536)) == []  # as the warning says
+    assert worth(loader_of(folder, BATCH, buffer_size=65_536)) > 0.8 * BATCH
+
+
 def test_a_budget_that_shuffles_poorly_is_named(tmp_path):
     (words,) = words_of(loader_of(write(tmp_path, 300_000, 100_000), 100, memory_budget="6MB"))
     assert "Give a larger memory_budget" in words

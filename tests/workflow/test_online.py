@@ -84,6 +84,13 @@ def test_columns_that_no_batch_can_hold_are_refused_when_they_are_mapped(raw, gr
         loader.map(Workflow(group, ["label"]).fit(raw))
 
 
+def test_a_workflow_that_is_not_fitted_is_refused_when_it_is_mapped(raw):
+    loader = KerasSequenceLoader(raw, 100, label_names=["label"])
+    for group in (["userId"] >> Categorify(), ["userId"]):  # learns something, learns nothing
+        with pytest.raises(ValueError, match=r"Call fit\(source\) first"):
+            loader.map(Workflow(group, ["label"]))
+
+
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory):
     """Two categorical and two continuous columns, a label and a weight."""

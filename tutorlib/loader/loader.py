@@ -685,7 +685,8 @@ class KerasSequenceLoader(LoaderAdapter):
         mixed = plan.row_groups_per_chunk() if settings.shuffle else 1
         worth = 1.0
         if settings.shuffle and mixed:  # the variance of the mean of some of the row groups
-            worth = 1 / (1 / settings.batch_size + (1 - mixed / len(source)) / mixed)
+            share = rows / source.num_rows  # of all rows, in a chunk
+            worth = 1 / (1 / settings.batch_size + (1 - share) / mixed)
         return {
             "files": len(source.files),
             "row_groups": len(source),
@@ -745,14 +746,21 @@ class KerasSequenceLoader(LoaderAdapter):
                 "the order of the files, row group by row group. Give a smaller batch_size, or "
                 "shuffle=False"
             )
-        automatic = settings.buffer_size is None and settings.parts_per_chunk is None
         mixed = plan.row_groups_per_chunk()
         ranks = settings.global_size or 1
-        if len(plan.chunks) > 1 and mixed < FEW_ROW_GROUPS and (automatic or count == 1):
+        least = FEW_ROW_GROUPS  # or as few as the user asks for, if the files have more
+        if settings.buffer_size is not None and count > 1:
+            least = 1
+        if settings.parts_per_chunk is not None and count > 1:
+            least = min(FEW_ROW_GROUPS, settings.parts_per_chunk)
+        if len(plan.chunks) > 1 and mixed < least:
+            larger = f"a larger buffer_size ({self.source.num_rows:,} rows are all)"
+            if settings.memory_budget is not None:
+                larger = "a larger memory_budget"
             warn(
                 "the shuffle is poor: rows are shuffled chunk by chunk, and a chunk has rows of "
                 f"about {mixed} row groups (the files have {count}), so rows near each other "
-                "in the files stay near. Give a larger memory_budget if there is one, or write the "
+                f"in the files stay near. Give {larger}, or write the "
                 f"data in random order, in at least {2 * FEW_ROW_GROUPS * ranks} row groups "
                 "(Workflow.transform_to_parquet(..., row_group_rows=..., shuffle_seed=0); for "
                 "sorted rows, of the parts that split_rows(..., seed=0) gives)."

@@ -212,13 +212,14 @@ class EpochPlan:
         return chunks
 
     def row_groups_per_chunk(self) -> int:
-        """Return the number of row groups of the chunk that mixes fewest.
+        """Return the number of row groups of which the chunk that mixes fewest has rows.
 
-        The first chunk may be smaller, and the last is a rest: they do not count if there are
-        others.
+        Slices of a row group count once: they are neighbours. The first chunk may be smaller, and
+        the last is a rest: they do not count if there are others.
         """
         chunks = self.chunks[1:-1] or self.chunks[:1]
-        return min((len(chunk.row_ranges) for chunk in chunks), default=0)
+        counts = [len({part.row_group for part in chunk.row_ranges}) for chunk in chunks]
+        return min(counts, default=0)
 
 
 def _partitions(row_counts: Sequence[int], partition_rows: int) -> list[Partition]:

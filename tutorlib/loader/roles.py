@@ -172,10 +172,11 @@ def online(
         read; and the function that transforms a table of these.
 
     Raises:
-        ValueError: if the workflow needs a column that the files do not have, or that has a type of
-            another kind than the one fitted on; if the user named other features than those that
-            the workflow takes.
+        ValueError: if the workflow is not fitted; if it needs a column that the files do not have,
+            or that has a type of another kind than the one fitted on; if the user named other
+            features than those that the workflow takes.
     """
+    workflow.check_fitted()
     workflow = workflow.with_targets(schema.labels.names, *schema.with_role("weight").names)
     types = dict(source.column_types)
     if unlabelled:  # then columns of labels count as missing, so that the workflow leaves them out
