@@ -49,6 +49,7 @@ from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import ROOT, Failed
 from benchmarks.readers import held_batches, vectors
 from tutorlib.memory import aligned_empty, usable_cores
+from tutorlib.parquet import ParquetSource
 
 SUMMARY = "whether the GPU works with all of this, and how fast (at most ten minutes)"
 LIBRARIES = (
@@ -415,8 +416,8 @@ def calls(settings: Settings, report: Report) -> None:
         timed |= calls_of_jax(settings, rows)
     else:
         report["calls of JAX"] = NO_JAX
-    one_group = [(files_of(data.parquet)[0], [0])]
-    decoding = functools.partial(decode, settings.device, one_group, data.schema.names)
+    source = ParquetSource(files_of(data.parquet))
+    decoding = functools.partial(decode, settings.device, source, [0])
     for threads in (0, 4):
         with repeating(decoding, threads):
             for name, (call, count) in timed.items():
@@ -468,24 +469,16 @@ def calls_of_jax(settings: Settings, rows: int) -> dict[str, tuple[Callable[[], 
 # ---- decoding -----------------------------------------------------------------------------------
 
 
-def decode(device: str, sources: Sequence[tuple[str, list[int]]], names: Sequence[str]) -> Any:
-    """Return the rows of row groups, [(file, its row groups)], decoded by one call."""
+def decode(device: str, source: ParquetSource, numbers: Sequence[int]) -> Any:
+    """Return all columns of some row groups, as the loader decodes them on a device."""
+    names = list(source.column_types)
     if device == "cpu":
-        files = [(pq.ParquetFile(file, memory_map=True), groups) for file, groups in sources]
-        tables = [f.read_row_groups(g, list(names), use_threads=False) for f, g in files]
-        return pa.concat_tables(tables)
-    import pylibcudf
-    from rmm.pylibrmm.stream import Stream
+        return [source.table(number, names) for number in numbers]
+    from tutorlib.gpu import batches
 
-    parquet, stream = pylibcudf.io.parquet, arrays_on("gpu").cuda.get_current_stream()
-    source = pylibcudf.io.types.SourceInfo([file for file, _ in sources])
-    options = parquet.ParquetReaderOptions.builder(source)
-    options = options.use_pandas_metadata(False).use_arrow_schema(False)
-    options = options.column_names(list(names)).build()
-    options.set_row_groups([groups for _, groups in sources])
-    table = parquet.read_parquet(options, Stream(stream))
-    stream.synchronize()
-    return table
+    columns = batches.decode(source, numbers, names)
+    arrays_on("gpu").cuda.get_current_stream().synchronize()
+    return columns
 
 
 def eight_groups(settings: Settings) -> list[str]:
@@ -513,15 +506,15 @@ def decoding(settings: Settings, report: Report) -> None:
 def decoding_times(work: tuple[Settings, Sequence[str], Any]) -> dict[str, float]:
     """Return milliseconds of a call, by the files of its row groups and the threads that call."""
     settings, files, kvikio = work
-    names, times = click_log(settings).schema.names, {}
+    source, times = ParquetSource(files), {}
     if settings.device == "gpu":
         os.environ["KVIKIO_NTHREADS"] = str(kvikio)  # read when cuDF is imported
         import rmm
 
         rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())
     for count, threads in itertools.product((1, 2, 4, 8), (1, 2)):
-        sources = [(file, list(range(8 // count))) for file in files[:count]]
-        call = functools.partial(decode, settings.device, sources, names)
+        numbers = [8 * file + group for file in range(count) for group in range(8 // count)]
+        call = functools.partial(decode, settings.device, source, numbers)
         with repeating(call, threads - 1):
             took = seconds_of(call, settings.call_s)[0]
         times[f"{count} files, {threads} threads"] = round(1000 * took, 2)

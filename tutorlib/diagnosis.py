@@ -462,9 +462,9 @@ def _loader_of(rows: Batch, batch_rows: int, folder: Path) -> KerasSequenceLoade
 
 @dataclass(frozen=True)
 class _Shaped(Iterable[Batch]):
-    """The batches of a loader, in which a column [rows] of `rows` has no second axis either.
+    """The batches of a loader, in the structure and with the axes of `rows`.
 
-    TensorFlow would take batches of both shapes for some of an unknown rank, on which Keras fails.
+    TensorFlow would take labels [rows] and [rows, 1] for some of an unknown rank: Keras then fails.
     """
 
     loader: KerasSequenceLoader
@@ -474,8 +474,10 @@ class _Shaped(Iterable[Batch]):
         def shaped(like: np.ndarray, tensor: Tensor) -> Tensor:
             return tensor if like.ndim > 1 else keras.ops.reshape(tensor, (-1,))
 
-        for batch in self.loader:
-            yield keras.tree.map_structure(shaped, self.rows, batch)
+        names = list(self.rows[1]) if isinstance(self.rows[1], Mapping) else []
+        for inputs, labels in self.loader:
+            labels = {names[0]: labels} if len(names) == 1 else labels  # a loader gives it alone
+            yield keras.tree.map_structure(shaped, self.rows, (inputs, labels))
 
 
 @contextlib.contextmanager

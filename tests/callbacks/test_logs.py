@@ -164,7 +164,9 @@ def test_data_that_fit_does_not_train_on_is_refused(folder):
         fit([StallReport(data())])
     with pytest.raises(RuntimeError, match="Give fit what StallReport has as its `data`"):
         model_of().fit(loader_of(folder), callbacks=[StallReport(loader_of(folder))], verbose=0)
-    with pytest.raises(TypeError, match=r"a KerasSequenceLoader or a tf.data.Dataset of batches, got a list"):
+    with pytest.raises(
+        TypeError, match=r"a KerasSequenceLoader or a tf.data.Dataset of batches, got a list"
+    ):
         StallReport([1, 2])
 
 

@@ -183,19 +183,22 @@ def test_a_loader_is_not_told_to_become_one_and_lists_are_left_out(folder):
     assert str(found).endswith("Other ways to read lists and text are not tried.")
 
 
-def test_labels_and_inputs_may_have_one_axis():
+@pytest.mark.parametrize("labels", ["alone", "in a dict"])
+def test_labels_and_inputs_may_have_one_axis(labels):
     """As a column of pandas: [rows], where the loader's batches have [rows, 1]."""
+
+    def of(value):
+        return {"out": value} if labels == "in a dict" else value
 
     def rows():
         for _ in range(20):
             time.sleep(0.02)
             x = np.arange(100, dtype="float32") / 100
-            yield {"x": x}, (x > 0.5).astype("float32")
+            yield {"x": x}, of((x > 0.5).astype("float32"))
 
-    kind = {"x": tf.TensorSpec((None,))}, tf.TensorSpec((None,))
+    kind = {"x": tf.TensorSpec((None,))}, of(tf.TensorSpec((None,)))
     slow = tf.data.Dataset.from_generator(rows, output_signature=kind)
-    model = model_of_one_number()
-    found = diagnose(model, slow, max_seconds=0.3)
+    found = diagnose(model_of_one_number(of), slow, max_seconds=0.3)
     assert any(text.startswith("KerasSequenceLoader") for text in found.remedies)
     assert found.bound == "input"
 
@@ -213,9 +216,10 @@ def test_a_model_that_was_trained_on_labels_of_one_axis_can_be_tested():
     model.fit(inputs, (x > 500).astype("float32"), batch_size=100, verbose=0)
 
 
-def model_of_one_number():
+def model_of_one_number(of=lambda outputs: outputs):
     inputs = {"x": keras.Input((1,), name="x")}
-    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"]))
+    outputs = keras.layers.Dense(1, "sigmoid", name="out")(inputs["x"])
+    model = keras.Model(inputs, of(outputs))
     model.compile("sgd", "binary_crossentropy", jit_compile=False)
     return model
 

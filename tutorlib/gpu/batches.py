@@ -1,7 +1,7 @@
 """Batches made on a GPU: refuse, decode, gather, make tensors, and free memory when it is right.
 
 Calls cost more than the work they do, so they are few. One decodes all row groups of a chunk. All
-columns of a dtype are gathered into one array, a call for each, and their bounds are found by two.
+columns of a dtype are gathered into one array, a call for each; four calls find their bounds.
 What is found wrong is read again on the CPU, whose error names a place.
 
 Written for pylibcudf 26.10. It reads the files (with KvikIO, directly into GPU memory where the
