@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from other_readers import vectors_of
 from tutorlib import Chunk, Column, ParquetSink, ParquetSource, Schema
-from tutorlib.columns import Ragged
 
 SCALE = 0.01  # factor on the real cardinalities, as in the lessons
 ROW_GROUP_ROWS = 131_072
@@ -150,16 +150,6 @@ class Dataset:
         columns = {name: rows[name].to_numpy()[:, None] for name in rows.column_names}
         label = columns.pop(self.schema.labels.names[0])
         return columns, label
-
-
-def vectors_of(chunk: Chunk, schema: Schema) -> Chunk:
-    """Return rows with a list for each role in place of its columns."""
-    fields = {}
-    for role in ("continuous", "categorical", "label"):
-        names = schema.with_role(role).names
-        matrix = np.stack([chunk[name] for name in names], axis=1)
-        fields[role] = Ragged(matrix.ravel(), np.arange(len(matrix) + 1) * len(names))
-    return Chunk(fields)
 
 
 def files_of(folder: Path) -> list[str]:

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from benchmarks.data import IDS, NUMBERS, files_of, whole_folder
-from benchmarks.measure import Benchmark, Epoch, MemoryWatch, Way, claim, faster, in_fresh_process
+from benchmarks.measure import Benchmark, MemoryWatch, Way, claim, faster, in_fresh_process
+from turns import Epoch
 
 SCALE = 0.1  # of the real cardinalities: 5 million rows then hold as many distinct values as real
 FREQ_THRESHOLD = 15  # as in data_prep

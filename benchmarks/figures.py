@@ -15,8 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import front_page, ladder, loader, measure
-from benchmarks.ladder import OURS, RANGE, THEIRS
+import ladder
+from benchmarks import front_page, loader, measure
+from benchmarks.ladder import trainings
+from ladder import OURS, RANGE, THEIRS
+from turns import rate_and_range, two_digits
 
 SUMMARY = "draw imgs/ and fill the tables of pages from benchmarks/results/"
 IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "benchmarks" / "README.md"
@@ -187,9 +190,9 @@ def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str
     lines = [f"| reader of {title} | million rows/s (range) | a batch is worth, rows | peak MiB |"]
     lines += ["|---" * 4 + "|"]
     for entry in (entry for entry in ways if entry["section"] == section):
-        rate = ladder.rate_and_range({**entry, "rows": entry["rows"] / 1e6})
+        rate = rate_and_range([each / 1e6 for each in measure.rates(entry)])
         worth, peak = entry["values"]["worth_rows"][0], entry["values"]["peak_bytes"][0] / 2**20
-        cells = [rate, measure.two_digits(worth), measure.two_digits(peak)]
+        cells = [rate, two_digits(worth), two_digits(peak)]
         lines.append(f"| {entry['name']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -223,29 +226,22 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     if not any(results.glob("ladder-*.json")):
         return ""
     report = newest("ladder", results)
-    panels: dict[str, dict[str, Mapping[str, Any]]] = {}  # the entries of each, by name
-    for entry in report["ways"]:
-        panels.setdefault(entry["section"], {})[entry["name"]] = entry
+    panels = {name: trainings(report, name) for name in ladder.PANELS}
+    panels = {name: trained for name, trained in panels.items() if trained}
     claims = []
-    for name, words in LOST.items():
-        shares = [
-            ladder.share(by_name[name], by_name[ladder.CEILING]) for by_name in panels.values()
-        ]
+    for reader, words in LOST.items():
+        shares = [ladder.share(trained, reader) for trained in panels.values()]
         claims.append(f"{1 - max(shares):.0%} to {1 - min(shares):.0%} {words}")
     asked = "How much of its speed does training lose to reading?"
     lines = [f"**{asked} {', '.join(claims)} (medians).**", ""]
     titles = [ladder.PANELS[name].title for name in panels]
     lines += [f"| reader | {' | '.join(titles)} |", "|---" * (1 + len(panels)) + "|"]
-    for name in ladder.READERS[:-1]:
-        cells = [
-            _narrow(ladder.share_and_range(by_name[name], by_name[ladder.CEILING]))
-            for by_name in panels.values()
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    limits = [by_name[ladder.CEILING] for by_name in panels.values()]
-    thousands = [{**limit, "rows": limit["rows"] / 1e3} for limit in limits]
-    rates = [_narrow(ladder.rate_and_range(limit)) for limit in thousands]
-    lines.append(f"| {ladder.CEILING}, thousand samples/s | {' | '.join(rates)} |")
+    for reader in ladder.READERS[:-1]:
+        cells = [_narrow(ladder.share_and_range(trained, reader)) for trained in panels.values()]
+        lines.append(f"| {reader} | {' | '.join(cells)} |")
+    limits = [trained[ladder.CEILING]["rates"] for trained in panels.values()]
+    cells = [_narrow(rate_and_range([rate / 1e3 for rate in rates])) for rates in limits]
+    lines.append(f"| {ladder.CEILING}, thousand samples/s | {' | '.join(cells)} |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
         "*Share of the speed without any reader: median, range. Where ranges overlap, the order "
@@ -264,11 +260,8 @@ def draw_ladder(report: Mapping[str, Any], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    panels = {
-        name: [entry for entry in report["ways"] if entry["section"] == name]
-        for name in ladder.PANELS
-    }
-    shown = {name: entries for name, entries in panels.items() if entries}
+    panels = {name: trainings(report, name) for name in ladder.PANELS}
+    shown = {name: trained for name, trained in panels.items() if trained}
     with matplotlib.rc_context({"svg.hashsalt": "tutorlib"}):
         figure = ladder.draw(shown, Figure(), TEXT)
         figure.savefig(path, transparent=True, metadata={"Date": None})

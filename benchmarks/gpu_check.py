@@ -47,7 +47,8 @@ import pyarrow.parquet as pq
 from benchmarks import measure
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import ROOT, Failed
-from benchmarks.readers import held_batches, vectors
+from benchmarks.readers import vectors
+from other_readers import held_batches
 from tutorlib.memory import aligned_empty, usable_cores
 from tutorlib.parquet import ParquetSource
 

@@ -6,7 +6,7 @@ except bare Arrow, which only decodes: an upper bound for any reader of these fi
 every file --copies times, as copies or by `repeat`, so that an epoch is long compared with the
 wait for its first batch. Readers that pass single rows from thread to thread read --slow-rows; the
 table says how many. They are measured with CPU idle states suppressed, as during training
-(`measure.cores_awake`); with idle states they may be half as fast.
+(`turns.cores_awake`); with idle states they may be half as fast.
 
 `worth_rows` is what the shuffle is worth: as many random rows tell as much about the time as a
 batch does (`readers.worth`). It is measured in the turn that warms up. It varies
@@ -24,9 +24,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import other_readers
 from benchmarks import readers
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
-from benchmarks.measure import Benchmark, Way, faster, fit_epoch
+from benchmarks.measure import Benchmark, Way, faster
+from turns import fit_epoch
 
 BASELINE = "TFRecord, make_batched_features_dataset"
 PARSED = "TFRecord, batch then parse"
@@ -135,10 +137,10 @@ def batches_of(name: str, arguments: argparse.Namespace, size: int = 0, plain: b
         PARSED: lambda: tfrecords.parsed_batches(data.examples(slow), size, schema),
         VECTORS: lambda: readers.vectors(data.vectors(slow), size, schema),
         WINDOW: lambda: tfrecords.raw_columns(data.raw_rows(slow), size, schema),
-        ARRAYS: lambda: readers.as_fit_shuffles(data.arrays(), size),
+        ARRAYS: lambda: other_readers.as_fit_shuffles(data.arrays(), size),
         PREBATCHED: lambda: prebatched(size),
         JOINED: lambda: readers.joined(prebatched(max(1, size // 8)), size),
-        LINES: lambda: readers.lines_of_numpy(files, size, schema),
+        LINES: lambda: other_readers.lines_of_numpy(files, size, schema),
         ARROW: lambda: files,
     }
     return make.get(name, loader)()

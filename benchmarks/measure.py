@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -26,11 +25,11 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from turns import Epoch, two_digits
 from tutorlib.gpu import limit_tensorflow_memory, missing_for_gpu
 from tutorlib.memory import host_memory_bytes, usable_cores
 
@@ -40,7 +39,6 @@ DATA = ROOT / "build" / "benchmarks"
 LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "polars", "pandas")
 # What no report's command has:
 OF_ONE_MACHINE = ("run", "command", "benchmark", "data", "out", "environments")
-SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
 STEADY = 0.15  # largest spread of the rates of a steady way
 SAMPLE_S = 0.003  # between two looks at a process's memory
 
@@ -49,24 +47,6 @@ Outcome = TypeVar("Outcome")
 
 
 # ---- what a benchmark is ------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Epoch:
-    """What one turn of a way did, where its rows and the time until it returned do not say it.
-
-    Args:
-        rows: rows that were read, trained on or written.
-        elapsed_s: seconds from the request for the first batch to the end of the last batch or
-            step, or that another process measured, instead of the time of the call. What follows
-            does not count: TensorFlow ends an iterator of tf.data only when its autotuning wakes,
-            after 10, 30, 70, ... 5110 milliseconds, as late as twice the time that the epoch took.
-        values: further numbers of this turn; the end of a name is its unit (_bytes, _s, _share).
-    """
-
-    rows: int
-    elapsed_s: float | None = None
-    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def nothing() -> None:
@@ -311,70 +291,6 @@ def ratios(entry: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
     return [ours / theirs for ours, theirs in zip(rates(entry), rates(other), strict=True)]
 
 
-@contextlib.contextmanager
-def cores_awake() -> Iterator[None]:
-    """Suppress the idle states of all CPU cores that this process may use while the block runs.
-
-    A reader that passes records from thread to thread, one by one, waits briefly for each of them.
-    A core that has nothing else to do enters an idle state meanwhile, and waking it takes longer
-    than the record does, above all on a virtual machine. During training the cores do not idle, so
-    such a reader may be twice as fast there as alone; measured within this block, it shows the
-    speed that it has in training. One process of the lowest priority per core keeps it busy, at a
-    cost of 1 to 2% of the core. The processes end with the block, or with this process.
-
-    Example:
-        >>> with cores_awake():
-        ...     sum(range(10))
-        45
-    """
-    command = [sys.executable, "-IS", "-c", SPIN, str(os.getpid())]
-    spinning = [subprocess.Popen(command) for _ in range(usable_cores())]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
-
-def fit_epoch(
-    model: Any,
-    *data: Any,
-    callbacks: Sequence[Any] = (),
-    synchronise: Callable[[], Any] = nothing,
-    **options: Any,
-) -> Epoch:
-    """Train one epoch with `fit`; return its rows, as the loss metric counted them, and loss.
-
-    The clock starts with the request for the first batch and stops at the end of the last step, as
-    in `tutorlib.diagnose` and `StallReport`; a callback of its own for each step would make steps
-    of a GPU wait for one another.
-    """
-    import keras
-
-    moments: list[float] = []
-    rows = 0
-
-    def end(epoch: int, logs: Any) -> None:
-        nonlocal rows
-        synchronise()
-        moments.append(time.perf_counter())
-        [loss] = [metric for metric in model.metrics if metric.name == "loss"]
-        rows = int(loss.count)
-
-    clock = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: moments.append(time.perf_counter()), on_epoch_end=end
-    )
-    with warnings.catch_warnings():
-        # A dataset shuffles itself, and its length may not be known.
-        warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
-        history = model.fit(*data, callbacks=[*callbacks, clock], verbose=0, **options).history
-    if rows >= 2**24:  # a float32 counts them, exactly to this number
-        raise ValueError("an epoch of 16,777,216 rows or more: measure fewer with `.take(steps)`")
-    begun, ended = moments
-    return Epoch(rows, elapsed_s=ended - begun, values={"loss": history["loss"][0]})
-
-
 # ---- claims, the report as text and as a file ---------------------------------------------------
 
 
@@ -413,18 +329,6 @@ def faster(
         ]
 
     return claims
-
-
-def two_digits(value: float) -> str:
-    """Return a number as text, rounded to two digits: nothing here is known better.
-
-    Example:
-        >>> two_digits(228_140.0), two_digits(4.0), two_digits(0.0962)
-        ('230,000', '4.0', '0.096')
-    """
-    rounded = float(f"{value:.2g}")
-    decimals = 1 - math.floor(math.log10(rounded)) if rounded else 0
-    return f"{rounded:,.{max(0, decimals)}f}"
 
 
 UNITS = {  # by the end of a value's name

@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import copied, criteo_shape, files_of
-from benchmarks.measure import Benchmark, Epoch, MemoryWatch, Way, claim, in_fresh_process
+from benchmarks.measure import Benchmark, MemoryWatch, Way, claim, in_fresh_process
+from turns import Epoch
 
 MIB = 2**20
 WARM_ROWS = 1024

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from ladder import dlrm_by_column, with_width
 from tutorlib import (
     DLRM,
     MLP,
     DenseFeatures,
-    DotProductInteraction,
     FusedEmbedding,
     LinearFeatures,
     Schema,
@@ -40,20 +40,6 @@ def dlrm(schema: Schema, widths: str) -> Network:
         lambda: dlrm_by_column(schema, bottom, top),
         lambda: DLRM(schema, 8, bottom, top, batch_layout="stacked"),
     )
-
-
-def dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) -> keras.Model:
-    """Return a DLRM as one writes it in plain Keras: an `Embedding` per column."""
-    inputs = keras_inputs(schema)
-    numbers = keras.layers.Concatenate()([inputs[name] for name in schema.continuous.names])
-    dense = MLP(bottom, 8)(numbers)
-    vectors = [keras.layers.Reshape((1, 8))(dense)]
-    for column in schema.categorical:
-        table = keras.layers.Embedding(column.cardinality, column.width)
-        vectors.append(table(inputs[column.name]))
-    pairs = DotProductInteraction()(keras.layers.Concatenate(axis=1)(vectors))
-    x = MLP(top)(keras.layers.Concatenate()([dense, pairs]))
-    return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(x))
 
 
 def movielens(schema: Schema, widths: str) -> Network:
@@ -93,13 +79,6 @@ def wide_and_deep(schema: Schema, widths: str) -> Network:
 
 
 NETWORKS = {"dlrm": dlrm, "movielens": movielens, "wide_and_deep": wide_and_deep}
-
-
-def with_width(schema: Schema, width: int) -> Schema:
-    """Return the columns with all embeddings of one width."""
-    for column in schema.categorical:
-        schema = schema.replace(column.name, embedding_dim=width)
-    return schema
 
 
 def _stacked_inputs(schema: Schema) -> dict[str, Any]:

@@ -42,9 +42,10 @@ from typing import Any
 from benchmarks.data import TIME, Dataset, column_sums, criteo_shape, files_of
 from benchmarks.install import ENVIRONMENTS
 from benchmarks.loader import ARRAYS, BASELINE, COLUMNS, PREBATCHED, STACKED
-from benchmarks.measure import ROOT, Absent, Benchmark, Epoch, Failed, Way, faster, ratios
+from benchmarks.measure import ROOT, Absent, Benchmark, Failed, Way, faster, ratios
 from benchmarks.readers import worth
 from benchmarks.train import FUSED, XLA, training
+from turns import Epoch
 from tutorlib.memory import usable_cores
 
 SCRIPT = Path(__file__).with_name("peer_readers.py")

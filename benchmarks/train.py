@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nhot_shape
-from benchmarks.ladder import SETTINGS
 from benchmarks.loader import COLUMNS
-from benchmarks.measure import Benchmark, Epoch, Way, faster, fit_epoch
-from benchmarks.readers import held_batches
+from benchmarks.measure import Benchmark, Way, faster
+from ladder import SETTINGS
+from other_readers import held_batches
+from turns import Epoch, fit_epoch
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,
@@ -194,7 +195,7 @@ def large_tables(arguments: argparse.Namespace) -> list[Way]:
     """Return four ways to train a DLRM with tables of a share of Criteo's ids."""
     import keras
 
-    from benchmarks.networks import dlrm_by_column, with_width
+    from ladder import dlrm_by_column, with_width
     from tutorlib import DLRM, KerasSequenceLoader, RowSparseAdam
 
     rows, size = arguments.rows, arguments.batch_size

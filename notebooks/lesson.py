@@ -4,10 +4,7 @@ import json
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
-
-import pandas as pd
 
 NUMBERS = Path(__file__).resolve().parents[1] / "build" / "numbers.json"
 NOT_BORNE_OUT = "not borne out by this run:"  # run.py looks for lines that begin so
@@ -44,9 +41,9 @@ def check_measured(claim, holds):
         holds: whether the times of this run bear it out.
 
     Example:
-        >>> check_measured("the loader is faster", clearly_faster([9.0, 8.0], [4.0, 6.0]))
+        >>> check_measured("the loader is faster", min([9.0, 8.0]) > max([4.0, 6.0]))
         ok: the loader is faster
-        >>> check_measured("the loader is faster", clearly_faster([9.0, 5.0], [4.0, 6.0]))
+        >>> check_measured("the loader is faster", min([9.0, 5.0]) > max([4.0, 6.0]))
         not borne out by this run: the loader is faster
     """
     print("ok:" if holds else NOT_BORNE_OUT, claim)
@@ -97,85 +94,6 @@ def enlarge(schema, rows, width):
     return schema, spread
 
 
-def measure_rates(measured, turns=3, at_least_s=0.5, *, warm_up=1):
-    """Measure in turns how fast batches can be read, and how fast models train on them.
-
-    All rates are measured in one way, that of the benchmarks, `tutorlib.diagnose` and
-    `StallReport`, so that they can be compared: rows of whole epochs, over the seconds from the
-    request for the first batch to the end of the last batch or step. The cores are kept awake
-    (`cores_awake`), since a reader that waits on sleeping cores is slower alone than in a training.
-    All candidates take turns, A B C, A B C, and the first turn, which compiles the training steps
-    and warms the file cache up, does not count. In an epoch whose first step compiles, the reader
-    works ahead, and training looks faster than the reader that feeds it.
-
-    Args:
-        measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to
-            train with `fit`. Batches are (inputs, labels), in a dataset, a loader, or, to read
-            them, a function that returns an epoch. The training is real: it changes the weights of
-            the model.
-        turns: turns that count, at least 1.
-        at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
-        warm_up: turns before them that do not count; 0 if the models have trained on the batches.
-
-    Returns:
-        DataFrame of rows per second, a row per turn and a column per name. State `.median()`, and
-        as a factor the median of the ratios of turns; `clearly_faster` compares two columns.
-
-    Example:
-        >>> import numpy as np, tensorflow as tf
-        >>> rows = tf.data.Dataset.from_tensors((np.ones((8, 1)), np.ones((8, 1)))).repeat(3)
-        >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
-        (2, 1)
-    """
-    # Here, since lesson 07 imports a copy of tutorlib later.
-    from benchmarks.measure import cores_awake, fit_epoch
-    from benchmarks.readers import consume
-
-    rates = [{} for _ in range(warm_up + turns)]
-    with cores_awake():
-        for turn in rates:
-            for name, subject in measured.items():
-                rows = seconds = 0
-                while not rows or seconds < at_least_s:
-                    if isinstance(subject, tuple):
-                        done = fit_epoch(*subject)
-                    else:
-                        done = consume(subject if hasattr(subject, "__iter__") else subject())
-                    rows, seconds = rows + done.rows, seconds + done.elapsed_s
-                turn[name] = rows / seconds
-    return pd.DataFrame(rates[warm_up:])
-
-
-def measure_ms(functions, turns=3, *, calls=1, warm_up=1):
-    """Measure in turns, A B C, A B C, how long functions take; a GPU's work is waited for.
-
-    Args:
-        functions: {name: function without arguments}.
-        turns: turns that count, at least 1.
-        calls: calls per turn, at least 1; the time of a turn is their mean.
-        warm_up: turns before them that do not count, at least 0.
-
-    Returns:
-        DataFrame of milliseconds per call, a row per turn and a column per name. State
-        `.median()`; compare two columns by `clearly_faster` of their inverses.
-
-    Example:
-        >>> measure_ms({"nothing": lambda: None}, turns=2).shape
-        (2, 1)
-    """
-    import tensorflow as tf
-
-    times = {name: [] for name in functions}
-    for _ in range(warm_up + turns):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            for _ in range(calls):
-                function()
-            tf.test.experimental.sync_devices()
-            times[name].append(1e3 * (time.perf_counter() - begin) / calls)
-    return pd.DataFrame(times).iloc[warm_up:].reset_index(drop=True)
-
-
 def free_memory(models):
     """Free the numbers of models and their optimizers, which TensorFlow keeps as long as it runs.
 
@@ -194,21 +112,6 @@ def free_memory(models):
         for variable in (*model.variables, *model.optimizer.variables):
             if variable.dtype == "float32":  # a tensor of no numbers takes their place
                 tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=tf.zeros(0))
-
-
-def clearly_faster(rates, others):
-    """Return whether every turn of one is faster than every turn of the other.
-
-    Two that are equally fast differ so by chance in 1 of 20 cases with 3 turns each, in 1 of 252
-    with 5. No factor for noise has to be chosen: the turns themselves show it.
-
-    Example:
-        >>> clearly_faster([9.0, 7.0, 8.0], [4.0, 6.0, 5.0])
-        True
-        >>> clearly_faster([9.0, 7.0, 8.0], [4.0, 8.0, 5.0])
-        False
-    """
-    return min(rates) > max(others)
 
 
 def save_number(name, value):

@@ -29,7 +29,6 @@ def DLRM(
     top_hidden_units: Sequence[int] = (1024, 1024, 512, 256),
     *,
     batch_layout: str = "columns",
-    pad_to: int = 1,
     name: str = "dlrm",
 ) -> keras.Model:
     """Return a DLRM: a bottom MLP over the numbers, dot products of all pairs, a top MLP.
@@ -48,8 +47,6 @@ def DLRM(
         bottom_hidden_units: hidden widths of the MLP over the continuous columns.
         top_hidden_units: hidden widths of the MLP over the interactions.
         batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
-        pad_to: the interactions are padded with zeros to a multiple of this width, at least 1; see
-            `DotProductInteraction`.
         name: of the model.
 
     Returns:
@@ -86,7 +83,7 @@ def DLRM(
         dense = [mlp(bottom)]
         reshape = keras.layers.Reshape((1, embedding_dim), name=_apart("as_feature", inputs))
         x = _concatenated([reshape(dense[0]), x], _apart("features", inputs), axis=1)
-    x = DotProductInteraction(pad_to=pad_to, name=_apart("interaction", inputs))(x)
+    x = DotProductInteraction(name=_apart("interaction", inputs))(x)
     x = _concatenated([*dense, x], _apart("dense_and_pairs", inputs))
     x = MLP(top_hidden_units, name=_apart("top_mlp", inputs))(x)
     return keras.Model(inputs, _probability(x, inputs), name=name)

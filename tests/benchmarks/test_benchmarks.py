@@ -18,16 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import etl, figures, front_page, ladder, loader, measure, peer_readers, peers
+import ladder
+from benchmarks import etl, figures, front_page, loader, measure, peer_readers, peers
 from benchmarks import gpu_check as gpu_check_parts
 from benchmarks.__main__ import MODULES, main
 from benchmarks.data import TIME, column_sums, criteo_shape, files_of
 from benchmarks.ladder import LADDER
-from benchmarks.measure import Epoch, Way
+from benchmarks.measure import Way
 from benchmarks.readers import consume, worth
 from benchmarks.train import TRAIN
 from data_prep import synthetic_criteo
 from tests.support import gpu
+from turns import Epoch
 from tutorlib.gpu import missing_for_gpu
 from tutorlib.memory import usable_cores
 
@@ -169,7 +171,7 @@ def test_readers_of_the_ladder_train_on_the_same_rows_from_the_same_weights(fold
     log = ladder.ClickLog(folder / "criteo", settings)
     readers = [name for name in ladder.READERS if name not in (ladder.LINES, ladder.CEILING)]
     trained = ladder.climb("plain", log, readers, 1)
-    losses = [entry["loss"] for entry in trained]
+    losses = [training["loss"] for training in trained.values()]
     assert len(losses) == 4
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
 
@@ -510,7 +512,7 @@ def children(process):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_processes_of_the_lowest_priority_end_with_the_block_or_the_process(killed):
-    code = "import time\nfrom benchmarks.measure import cores_awake\nwith cores_awake():\n"
+    code = "import benchmarks, time\nfrom turns import cores_awake\nwith cores_awake():\n"
     code += f" print(flush=True)\n time.sleep({60 if killed else 2})\n"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()

@@ -303,7 +303,6 @@ REFUSED = {
     "form": (lambda: keras_inputs(SCHEMA, multi_hot="csr"), "multi_hot.*'csr'"),
     "stacked lists": (lambda: keras_inputs(SCHEMA, batch_layout="stacked"), "'genres'"),
     "no layer": (lambda: MLP([]), "at least one layer"),
-    "pad_to": (lambda: DotProductInteraction(0), "pad_to must be at least 1, got 0"),
     "rank": (lambda: DotProductInteraction()(np.ones((2, 3), np.float32)), r"\[batch, F, d\]"),
     "one vector": (lambda: DotProductInteraction()(np.ones((2, 1, 3))), "at least two"),
 }

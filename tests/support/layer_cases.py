@@ -127,9 +127,9 @@ def stack_oracle(layer, inputs):
 
 
 def interaction_oracle(layer, x):
-    """One dot product at a time, and zeros up to a multiple of `pad_to`."""
+    """One dot product at a time."""
     pairs = [(x[:, i] * x[:, j]).sum(axis=1) for i, j in itertools.combinations(range(4), 2)]
-    return np.pad(np.stack(pairs, axis=1), [[0, 0], [0, -len(pairs) % layer.pad_to]])
+    return np.stack(pairs, axis=1)
 
 
 def mlp_oracle(layer, x):
@@ -167,9 +167,6 @@ def layers():
         "linear": Case(lambda p: LinearFeatures(SCHEMA, dtype=p), features, linear_oracle),
         "interaction": Case(
             lambda p: DotProductInteraction(dtype=p), {"": CUBE}, interaction_oracle
-        ),
-        "interaction padded": Case(
-            lambda p: DotProductInteraction(16, dtype=p), {"": CUBE}, interaction_oracle
         ),
         "mlp": Case(lambda p: MLP([4], dtype=p), {"": MATRIX}, mlp_oracle),
         "mlp output": Case(lambda p: MLP([3], 2, dtype=p), {"": MATRIX}, mlp_oracle),

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tutorlib.checks import check_integer
 from tutorlib.layers.tables import Shape, Tensor, register
 
 
@@ -80,14 +79,12 @@ class DotProductInteraction(keras.layers.Layer):
     """Dot products of all pairs of features, as in DLRM: v_i . v_j for i < j, by i, then j.
 
     Args:
-        pad_to: fill the output with zeros up to a multiple of this width, at least 1. Matrix units
-            of a GPU are fastest at multiples of 8 to 16 in 16 bits.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: [batch, F, d] -> [batch, F (F - 1) / 2], rounded up to a multiple of `pad_to`.
+    Shapes: [batch, F, d] -> [batch, F (F - 1) / 2].
 
     Raises:
-        ValueError: if `pad_to` is below 1, or the input is not [batch, F, d] with F of at least 2.
+        ValueError: if the input is not [batch, F, d] with F of at least 2.
 
     Example:
         >>> DotProductInteraction()(np.array([[[1.0, 2.0], [3.0, 4.0]]])).numpy().tolist()
@@ -97,16 +94,13 @@ class DotProductInteraction(keras.layers.Layer):
         Naumov et al., Deep Learning Recommendation Model, 2019, arXiv:1906.00091.
     """
 
-    def __init__(self, pad_to: int = 1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pad_to = check_integer("pad_to", pad_to, at_least=1)
-
     def call(self, inputs: Tensor) -> Tensor:
-        """Return the dot products of all pairs, [batch, pairs with padding]."""
-        return pair_products(inputs, self.compute_output_shape(inputs.shape)[1])
+        """Return the dot products of all pairs, [batch, pairs]."""
+        self.compute_output_shape(inputs.shape)  # refuses other shapes
+        return pair_products(inputs)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[int | None, int]:
-        """Return (batch, pairs with padding)."""
+        """Return (batch, pairs)."""
         features = input_shape[1] if len(input_shape) == 3 and input_shape[2] else None
         if features is None or features < 2:
             raise ValueError(
@@ -114,16 +108,11 @@ class DotProductInteraction(keras.layers.Layer):
                 f"width d, got {tuple(input_shape)}. Stack the features first, e.g. with "
                 "FusedEmbedding or keras.ops.stack."
             )
-        pairs = features * (features - 1) // 2
-        return (input_shape[0], pairs + -pairs % self.pad_to)
-
-    def get_config(self) -> dict[str, object]:
-        """Return the arguments that recreate this layer."""
-        return super().get_config() | {"pad_to": self.pad_to}
+        return (input_shape[0], features * (features - 1) // 2)
 
 
-def pair_products(vectors: Tensor, width: int) -> Tensor:
-    """Return the dot products of the vectors [batch, F, d] i and j > i, and zeros, [batch, width].
+def pair_products(vectors: Tensor) -> Tensor:
+    """Return the dot products of the vectors [batch, F, d] i and j > i, [batch, pairs].
 
     The automatic gradient takes two products of matrices, one for each factor, and adds up F padded
     tensors. The factors are the same, so one product with the symmetric matrix of the gradients
@@ -132,9 +121,9 @@ def pair_products(vectors: Tensor, width: int) -> Tensor:
     """
     features = vectors.shape[1]
     pairs = features * (features - 1) // 2
-    # For each cell of [F, F], the pair that it holds; `width`, a column of zeros, is none.
+    # For each cell of [F, F], the pair that it holds; `pairs`, a column of zeros, is none.
     upper = np.triu_indices(features, 1)
-    pair_of = np.full((features, features), width, np.int32)
+    pair_of = np.full((features, features), pairs, np.int32)
     pair_of[upper] = np.arange(pairs)
     pair_of.T[upper] = np.arange(pairs)
 
@@ -146,8 +135,6 @@ def pair_products(vectors: Tensor, width: int) -> Tensor:
         parts = []
         for row in range(features - 1):
             parts.append(flat[:, row * features + row + 1 : (row + 1) * features])
-        if width > pairs:
-            parts.append(ops.zeros((ops.shape(flat)[0], width - pairs), flat.dtype))
 
         def grad(*args: Tensor, upstream: Tensor = None) -> Tensor:
             if upstream is None:  # TensorFlow and PyTorch give it by position
