@@ -7,6 +7,7 @@ page. The same JSON gives the same bytes, so that drawing again changes nothing 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import ladder
-from benchmarks import front_page, loader, measure
+from benchmarks import loader, measure
 from benchmarks.ladder import trainings
+from drawing import draw_epochs
 from ladder import OURS, RANGE, THEIRS
 from turns import rate_and_range, two_digits
 
@@ -51,6 +53,9 @@ LOST = {  # readers of the first page's first claim, and how it names them
     ladder.LINES: "with 25 lines of Arrow",
     ladder.TFRECORD: "with TFRecord",
 }
+LESSON = measure.ROOT / "notebooks" / "00_quickstart.ipynb"
+REMEDIES = {"model.fit": "arrays in memory", "data.save": "saved batches", "Keras": "loader"}
+RATE = r"(as it is|model alone) +([\d,]+) rows/s"
 BLOCK = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
 README = measure.ROOT / "README.md"
 
@@ -80,8 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"drawn: {path}")
         except FileNotFoundError as error:
             missing.append(str(error))
-    for path in front_page.draw(arguments.images):
-        print(f"drawn: {path}")
+    print(f"drawn: {draw_waiting(arguments.images / 'waiting.svg')}")
     pages = arguments.page, arguments.peers_page, arguments.gpu_page, arguments.readme
     makers = table, peers_table, gpu_table, ladder_table
     for path, make in zip(pages, makers, strict=True):
@@ -253,6 +257,31 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
 def _narrow(value_and_range: str) -> str:
     """Return a cell whose range stands below its value, small: a telephone shows all columns."""
     return re.sub(r" \((.*)\)", r"<br><sub>\1</sub>", value_and_range)
+
+
+def draw_waiting(path: Path, lesson: Path = LESSON) -> Path:
+    """Draw the first page's picture, what lesson 00's page says of its dataset, as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    cells = [cell for cell in json.loads(lesson.read_text("utf-8"))["cells"] if "outputs" in cell]
+    code = "".join("".join(cell["source"]) for cell in cells)
+    rows = int(re.search(r"ROWS = ([\d_]+)", code)[1])  # type: ignore[index]
+    outputs = itertools.chain.from_iterable(cell["outputs"] for cell in cells)
+    printed = ("".join(output.get("text", "")) for output in outputs)
+    said = next(text for text in printed if "model alone" in text)
+    rates = {name: rate.replace(",", "") for name, rate in re.findall(RATE, said)}
+    as_it_is, alone = (rows / float(rates[name]) for name in ("as it is", "model alone"))
+    epochs = {"tf.data, row by row": as_it_is}
+    for gain, advice in re.findall(r"\d\. ([\d.]+) times as fast .*?: (.*)", said):
+        for begin, name in REMEDIES.items():
+            if advice.startswith(begin):
+                epochs[name] = as_it_is / float(gain)
+    [waits] = re.findall(r"(\d+)% of it waiting", said)
+    with matplotlib.rc_context({"svg.hashsalt": "tutorlib"}):
+        figure = draw_epochs(epochs, int(waits) / 100, alone, Figure(), TEXT)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+    return path
 
 
 def draw_ladder(report: Mapping[str, Any], path: Path) -> None:

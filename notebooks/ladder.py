@@ -11,10 +11,10 @@ A click model, DLRM, trains on the rows of the lessons with the settings of the 
 
 "No reader" is the ceiling: the same model on the same batches, all held in memory. (A single batch
 would stay in the processor's cache, which no training has.) A reader's share of it is the median of
-its rates over the median of the ceiling's. The sections (--only)
-are the panels of the picture: `plain`, an `Embedding` a column, as lesson 02 writes it; `xla`, one
-fused table, compiled by XLA; `bits16`, the same in 16 bits. All readers of a panel train the same
-model from the same first weights. Loss and AUROC are of later rows, after the first epoch.
+its rates over the median of the ceiling's. The panels of the picture are forms of the model:
+`plain`, an `Embedding` a column, as lesson 02 writes it; `xla`, one fused table, compiled by XLA;
+`bits16`, the same in 16 bits. All readers of a panel train the same model from the same first
+weights. Loss and AUROC are of later rows, after the first epoch.
 """
 
 from __future__ import annotations

@@ -38,11 +38,13 @@ MARGIN = 0.03  # of what data costs, between runs, beside the range of the turns
 GAIN_FROM = 1.1  # of a remedy that is worth a line
 WIDER = 4  # times as many rows in a batch
 REMEDY_BYTES = 256 * 2**20  # of the rows on which remedies are tried, at most
-VERDICTS = {
-    "input": "The data bounds this training",
-    "model": "The model bounds this training",
-    "both": "Data and model bound this training together",
-    "unclear": "What bounds this training is too close to tell",
+VERDICTS = {  # of what the least and the largest cost of the turns say
+    ("input", "input"): "The data bounds this training",
+    ("both", "both"): "Data and model bound this training together",
+    ("model", "model"): "The model bounds this training",
+    ("both", "input"): "The data bounds this training, or data and model do (too close to tell)",
+    ("model", "both"): "The model bounds this training, or data and model do (too close to tell)",
+    ("model", "input"): "What bounds this training is too close to tell",
 }
 
 
@@ -124,11 +126,18 @@ first:
 
         "unclear" where the costs of the turns, give or take 0.03, lie on both sides of a limit.
         """
+        least, largest = self._sides
+        return least if least == largest else "unclear"
+
+    @property
+    def _sides(self) -> tuple[str, str]:
+        """What the least and the largest cost of the turns say, give or take `MARGIN`."""
         costs = self.costs or (self.data_cost,)
-        bounds = set()
-        for cost in (min(costs) - MARGIN, max(costs) + MARGIN):
-            bounds.add("input" if cost >= INPUT_FROM else "model" if cost < MODEL_BELOW else "both")
-        return bounds.pop() if len(bounds) == 1 else "unclear"
+        least, largest = (
+            "input" if cost >= INPUT_FROM else "model" if cost < MODEL_BELOW else "both"
+            for cost in (min(costs) - MARGIN, max(costs) + MARGIN)
+        )
+        return least, largest
 
     @property
     def wait_share(self) -> float:
@@ -149,7 +158,7 @@ first:
         waits = f"{self.wait_share:.0%} of it waiting (first batch: {first:.0%})"
         span = f" ({min(self.costs):.0%} to {max(self.costs):.0%})" if self.costs else ""
         lines = [
-            f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time{span}.",
+            f"{VERDICTS[self._sides]}: data costs {self.data_cost:.0%} of the time{span}.",
             line("as it is", self.training, f"step, {waits}"),
             line("model alone", self.model_alone, "step, without any reader"),
             line("data alone", self.data_alone, "batch"),

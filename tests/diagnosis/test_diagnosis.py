@@ -236,8 +236,11 @@ def test_a_verdict_needs_all_turns_on_one_side():
 
     assert [found(0.1, 0.2), found(0.3, 0.5), found(0.64, 0.9)] == ["model", "both", "input"]
     assert [found(0.2, 0.24), found(0.2, 0.3), found(0.55, 0.7)] == ["unclear"] * 3
-    text = str(dataclasses.replace(EXAMPLE, costs=(0.2, 0.3)))
-    assert text.startswith("What bounds this training is too close to tell: data costs 25%")
+    said = {(0.2, 0.3): "The model", (0.5, 0.7): "The data", (0.1, 0.9): "What bounds"}
+    for costs, begin in said.items():
+        text = str(dataclasses.replace(EXAMPLE, costs=costs))
+        assert text.startswith(begin)
+        assert "too close to tell" in text.splitlines()[0]
 
 
 EXAMPLE = Diagnosis(*(Pace(10, 1000, seconds, 0, 0) for seconds in (1.0, 0.9, 0.75)))

@@ -242,3 +242,12 @@ def test_sizes_worked_out_by_hand(counts, changes, want):
     arguments = {"row": RowBytes(160, 12), "batch_size": 10, **changes}
     size = chunk_size(counts, arguments.pop("row"), **arguments)
     assert (size.partition_rows, size.parts_per_chunk) == want
+
+
+def test_row_groups_that_stay_open_between_slices_count_with_and_without_a_budget():
+    row = RowBytes(160, 12, opened=5_000_000)
+    asked = {"batch_size": 10, "buffer_rows": 1000, "parts_per_chunk": 4}
+    size = chunk_size([1_000_000] * 20, row, **asked)
+    assert size.peak_bytes == 3 * 4000 * (160 + 12) + 4 * 5_000_000
+    assert chunk_size([1_000_000] * 20, row, **asked, budget_bytes=10**9) == size
+    assert chunk_size([1000] * 20, row, **asked).peak_bytes == 3 * 4000 * (160 + 12)  # none is open

@@ -192,20 +192,24 @@ def chunk_size(
         if not shuffle:
             wanted = max(SCAN_ROWS, batch_size, min(largest, wanted))
         wanted = min(wanted, max(1, int(CHUNK_BYTES / row.batch)))
+
     # 2. Those that fit the budget, beside row groups that stay open between two slices.
-    opened_bytes = 0.0
+    def opened_groups() -> int:
+        if divided(wanted)[0] >= largest:
+            return 0
+        return min(most_parts, len(row_counts)) if shuffle else 1
+
+    open_groups = opened_groups()
     if budget_bytes is not None:
         room = budget_bytes - row.fixed
         least = min(batch_size, total)
         fitting = int(room / cost)
         wanted = max(1, min(wanted, fitting))
-        if divided(wanted)[0] < largest:
-            open_groups = min(most_parts, len(row_counts)) if shuffle else 1
+        if open_groups := opened_groups():
             free = min(OPEN_FRACTION * room, room - least * cost)
             if open_groups * row.opened > free:
                 most_parts = open_groups = max(1, int(free / max(1, row.opened)))
-            opened_bytes = open_groups * row.opened
-            fitting = int((room - opened_bytes) / cost)
+            fitting = int((room - open_groups * row.opened) / cost)
             wanted = max(1, min(wanted, fitting))
         if fitting < least:
             enough = least * cost + row.opened + row.fixed
@@ -218,7 +222,7 @@ def chunk_size(
             )
     # 3. Partitions.
     rows, parts = divided(wanted)
-    peak = min(total, rows * parts) * cost + opened_bytes + row.fixed
+    peak = min(total, rows * parts) * cost + open_groups * row.opened + row.fixed
     return ChunkSize(rows, parts, int(peak), int(CHUNKS * rows * parts * row.batch))
 
 
