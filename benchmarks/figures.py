@@ -207,11 +207,13 @@ def peers_table(results: Path = measure.RESULTS) -> str:
         return readers_table(results)
     report = newest("peers", results)
     said = f"*{measure.describe_hardware(report['hardware'])}, {report['date'][:10]}.*"
-    for claimed in newest("loader", results)["claims"] if any(results.glob("loader-*")) else []:
+    other = newest("loader", results) if any(results.glob("loader-*")) else {"claims": []}
+    for claimed in other["claims"]:
         if claimed["claim"] == f"plain: {loader.COLUMNS} / {loader.LINES}":
             said += (
                 " *25 lines of Arrow ran in another command, in turns with the loader, which was "
-                f"{measure.measured(claimed)} times as fast.*"
+                f"{measure.measured(claimed)} times as fast "
+                f"({measure.describe_hardware(other['hardware'])}, {other['date'][:10]}).*"
             )
     return "\n".join([readers_table(results), said, "", f"*{_versions(report)}.*", ""])
 

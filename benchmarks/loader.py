@@ -113,6 +113,7 @@ def batches_of(name: str, arguments: argparse.Namespace, size: int = 0, plain: b
     """
     import tfrecords
     from tutorlib import KerasSequenceLoader
+    from tutorlib.keras_bridge.adapter import array_batches
 
     data = criteo_shape(arguments.data, arguments.rows)
     schema, copies, slow = data.schema, arguments.copies, min(arguments.slow_rows, data.rows)
@@ -137,7 +138,7 @@ def batches_of(name: str, arguments: argparse.Namespace, size: int = 0, plain: b
         PARSED: lambda: tfrecords.parsed_batches(data.examples(slow), size, schema),
         VECTORS: lambda: readers.vectors(data.vectors(slow), size, schema),
         WINDOW: lambda: tfrecords.raw_columns(data.raw_rows(slow), size, schema),
-        ARRAYS: lambda: other_readers.as_fit_shuffles(data.arrays(), size),
+        ARRAYS: lambda: array_batches(data.arrays(), size),
         PREBATCHED: lambda: prebatched(size),
         JOINED: lambda: readers.joined(prebatched(max(1, size // 8)), size),
         LINES: lambda: other_readers.lines_of_numpy(files, size, schema),

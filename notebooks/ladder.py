@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from other_readers import (
-    as_fit_shuffles,
     as_py_dataset,
     columns_of,
     held_batches,
@@ -220,6 +219,7 @@ def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
     import tensorflow as tf
 
     import tfrecords
+    from tutorlib.keras_bridge.adapter import array_batches
 
     size = log.settings.batch_size
     if reader == TFRECORD:
@@ -230,7 +230,7 @@ def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
         known = tf.data.experimental.assert_cardinality(log.steps)
         return log.whole_batches(layout).apply(known)
     if reader == ARRAYS:
-        return as_fit_shuffles(log.arrays(layout), size)
+        return array_batches(log.arrays(layout), size)
     if reader == LINES:
         lines = lines_of_numpy(
             log.files(), size, log.schema, GATHER[layout], log.settings.seed, log.rows

@@ -175,17 +175,6 @@ def held_batches(batches: Iterable[Any]) -> Any:
     return Held()
 
 
-def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:
-    """Return the batches that `fit(inputs, label, shuffle=True)` makes of arrays in memory."""
-    import tensorflow as tf
-
-    from tutorlib.keras_bridge.adapter import array_batches
-
-    steps = -(-len(arrays[1]) // batch_size)
-    known = tf.data.experimental.assert_cardinality(steps)
-    return array_batches(arrays, batch_size).apply(known)
-
-
 # ---- rows as three vectors -----------------------------------------------------------------------
 
 

@@ -82,7 +82,10 @@ def array_batches(rows: Batch, batch_size: int) -> Any:
     """
     adapter = ArrayDataAdapter(*rows, batch_size=batch_size, shuffle=True)
     if keras.backend.backend() == "tensorflow":
-        return adapter.get_tf_dataset()
+        import tensorflow as tf
+
+        known = tf.data.experimental.assert_cardinality(adapter.num_batches)
+        return adapter.get_tf_dataset().apply(known)
     if keras.backend.backend() == "torch":
         return adapter.get_torch_dataloader()
     return _Epochs(lambda: iter(adapter.get_jax_iterator()))
